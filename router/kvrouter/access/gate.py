@@ -7,24 +7,22 @@ open endpoints pass unchanged.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.access.callers import UsedTokens, caller_of
+from kvrouter.access.callers import Caller, KeyRing, UsedTokens, caller_of
 from kvrouter.errors import ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.telemetry.by_model import MODEL
-from kvrouter.telemetry.request_log import RequestLine
-from kvrouter.telemetry.series import Reading
+from kvrouter.telemetry.request_log import RequestLine, RequestLog
+from kvrouter.telemetry.series import Reading, Row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kvrouter.access.callers import Caller, KeyRing
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.http.server.listener import Handler
     from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.request_log import RequestLog
-    from kvrouter.telemetry.series import Row
 
 _OPEN: Final = frozenset(
     {
@@ -60,43 +58,37 @@ def _is_large(headers: dict[str, str]) -> bool:
     return length > _OPEN_BODY_BYTES or "transfer-encoding" in headers
 
 
+@dataclass(eq=False, repr=False)
 class Gate:
     """Passes requests with a valid key to `handler`; without any keys, all requests.
 
     The server calls `at_head` for each request, then `handle`.
-
-    Args:
-        ring: the keys.
-        handler: of all requests.
-        metrics: counts refused requests, and gets the metrics of callers.
-        log: takes a line for each refused request, or None.
     """
 
-    def __init__(
-        self, ring: KeyRing, handler: Handler, metrics: Metrics, log: RequestLog | None
-    ) -> None:
-        self._ring = ring
-        self._handler = handler
-        self._metrics = metrics
-        self._log = log
+    ring: KeyRing  # the keys
+    handler: Handler  # of all requests
+    metrics: Metrics  # counts refused requests, and gets the metrics of callers
+    log: RequestLog | None  # takes a line for each refused request, or None
+
+    def __post_init__(self) -> None:
         self._ids = RequestIds()
         for reading in self._readings():
-            metrics.add(reading)
+            self.metrics.add(reading)
 
     def at_head(self, exchange: Exchange) -> None:
         """Find the caller before the body arrives; answer a request without a valid key."""
         if key := exchange.headers.pop("x-api-key", ""):  # of Anthropic's clients
             exchange.headers.setdefault("authorization", f"Bearer {key}")
-        if not len(self._ring):
+        if not len(self.ring):
             return
         if is_open(exchange.path):
             if _is_large(exchange.headers):
                 self._refuse(exchange, ApiError(413, f"The body is too large for {exchange.path}."))
             return
         given = exchange.headers.pop("authorization", "")
-        exchange.principal = self._ring.find(given)
+        exchange.principal = self.ring.find(given)
         if exchange.principal is None:
-            self._ring.unknown += 1
+            self.ring.unknown += 1
             wrong = ApiError(
                 401,
                 _WRONG if given else _MISSING,
@@ -109,7 +101,7 @@ class Gate:
         """Answer `exchange`, for which `at_head` was called; the result must be awaited at once."""
         caller = caller_of(exchange)
         if caller is None or exchange.method != "POST":
-            return self._handler(exchange)
+            return self.handler(exchange)
         return self._counted(exchange, caller)
 
     async def _counted(self, exchange: Exchange, caller: Caller) -> None:
@@ -121,30 +113,30 @@ class Gate:
                 return
         caller.requests += 1
         try:
-            await self._handler(exchange)
+            await self.handler(exchange)
         finally:
             caller.ended += 1
 
     def _readings(self) -> Iterator[Reading]:
         """Metrics of the callers. They contain names, never keys."""
-        ring = self._ring
+        ring = self.ring
         yield Reading(
             "kvrouter:key_requests_running",
             "Requests of a key in flight.",
-            lambda: [((caller.name,), float(caller.running)) for caller in ring.all()],
+            lambda: ((caller.name, caller.running) for caller in ring.all()),
             ["key"],
         )
         yield Reading(
             "kvrouter:key_requests",
             "Requests of a key that were admitted.",
-            lambda: [((caller.name,), float(caller.requests)) for caller in ring.all()],
+            lambda: ((caller.name, caller.requests) for caller in ring.all()),
             ["key"],
             grows=True,
         )
         yield Reading(
             "kvrouter:key_tokens",
             "Tokens of a key's prompts and answers, as its rate counts them.",
-            lambda: [((caller.name,), float(caller.tokens)) for caller in ring.all()],
+            lambda: ((caller.name, caller.tokens) for caller in ring.all()),
             ["key"],
             grows=True,
         )
@@ -172,11 +164,11 @@ class Gate:
 
     def _used(self, name: str, text: str, count: Callable[[UsedTokens], int]) -> Reading:
         def rows() -> Iterator[Row]:
-            labels = [one.label for one in self._metrics.models if one.label]
-            for caller in self._ring.all():  # what may be used begins with 0: rates need that
+            labels = [one.label for one in self.metrics.models if one.label]
+            for caller in self.ring.all():  # what may be used begins with 0: rates need that
                 zeros = {label: UsedTokens() for label in labels if caller.allows(label)}
                 for model, used in {**zeros, **caller.used}.items():
-                    yield (caller.name, model), float(count(used))
+                    yield (caller.name, model), count(used)
 
         return Reading(f"kvrouter:{name}", text, rows, ["key", MODEL], grows=True)
 
@@ -184,8 +176,8 @@ class Gate:
         request_id = self._ids.of(exchange.headers)
         headers = (*error.headers(), ("x-request-id", request_id))
         exchange.respond(error.status, error.body(exchange.path), headers=headers)
-        self._metrics.errors[str(error.status), ""] += 1
-        if self._log is None:
+        self.metrics.errors[str(error.status), ""] += 1
+        if self.log is None:
             return
         caller = caller_of(exchange)
         line = RequestLine(
@@ -197,10 +189,10 @@ class Gate:
             client=exchange.peer,
             error=error.message,
         )
-        self._log.write(line)
+        self.log.write(line)
 
     def _refused(self) -> list[Row]:
-        rows: list[Row] = [(("", "unknown"), float(self._ring.unknown))] if len(self._ring) else []
-        for caller in self._ring.all():
-            rows += [((caller.name, why), float(n)) for why, n in caller.refused.items()]
+        rows: list[Row] = [(("", "unknown"), self.ring.unknown)] if len(self.ring) else []
+        for caller in self.ring.all():
+            rows += [((caller.name, why), n) for why, n in caller.refused.items()]
         return rows

@@ -45,14 +45,9 @@ class ModelGates:
         return [self._gates[name] for name in names if name in self._gates]
 
     def follow(self, limits: Mapping[str, int]) -> None:
-        """Change the limits; requests in flight or in a queue stay."""
-        before = self._gates
-        self._gates = {name: before.get(name) or self._fleet.alike(limits[name]) for name in limits}
+        """Take over the limits and the fleet's settings; requests in flight or in a queue stay."""
+        before, fleet = self._gates, self._fleet
+        self._gates = {name: before.get(name) or fleet.alike(limits[name]) for name in limits}
         for name, gate in (before | self._gates).items():
-            gate.resize(limit=limits.get(name, maxsize))
-
-    def copy_settings(self) -> None:
-        """The settings of the fleet's queue have changed."""
-        for gate in self._gates.values():
-            gate.timeout_s = self._fleet.timeout_s
-            gate.resize(queue_size=self._fleet.queue_size)
+            gate.timeout_s = fleet.timeout_s
+            gate.resize(limits.get(name, maxsize), fleet.queue_size)

@@ -79,10 +79,9 @@ class Admission:
         self._number = 0
         self._mean_wait_s = 1.0
 
-    def resize(self, limit: int | None = None, queue_size: int | None = None) -> None:
+    def resize(self, limit: int, queue_size: int) -> None:
         """Change the bounds; requests in flight or in the queue stay."""
-        self.limit = self.limit if limit is None else limit
-        self.queue_size = self.queue_size if queue_size is None else queue_size
+        self.limit, self.queue_size = limit, queue_size
         self._fill()
 
     def enter(self) -> bool:

@@ -47,14 +47,13 @@ class AdmissionSettings(BaseModel):
         default=60.0,
         gt=0,
         description="Longest wait in the queue; then a request is answered 503.",
-        json_schema_extra={"flags": ["--queue-timeout", "--queue-timeout-secs"]},
+        json_schema_extra={"flags": ["--queue-timeout-secs"]},
     )
     engine_wait_s: float = Field(
         default=10.0,
         ge=0,
         description="Longest wait for a decode engine while none is available, for example while "
         "engines restart; then a request is answered 503.",
-        json_schema_extra={"flags": ["--engine-wait"]},
     )
     tenant_header: str = Field(
         default=FORWARDED_FOR,

@@ -7,14 +7,13 @@ sends it.
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from ipaddress import IPv4Network
 
     from kvrouter.http.server.exchange import Exchange
 
@@ -32,13 +31,10 @@ class Tenants:
     def __init__(self, header: str, proxies: Sequence[Network] = ()) -> None:
         self.follow(header, proxies)
 
-    def follow(self, header: str | None = None, proxies: Sequence[Network] | None = None) -> None:
-        """Change the header or the proxies."""
-        if header is not None:
-            self._header = header
-        if proxies is not None:
-            self._proxies = tuple(proxies)
-            self._trusts = lru_cache(_REMEMBERED)(self._is_trusted)
+    def follow(self, header: str, proxies: Sequence[Network]) -> None:
+        """Change the header and the proxies."""
+        self._header, self._proxies = header, tuple(proxies)
+        self._trusts = lru_cache(_REMEMBERED)(self._is_trusted)
 
     def of(self, exchange: Exchange) -> str:
         """The name of the request's key; without keys the address of its client.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kvrouter.openai.request import OPEN_ENDED_TOKENS
-
-if TYPE_CHECKING:
-    from kvrouter.openai.request import Request
+from kvrouter.openai.request import OPEN_ENDED_TOKENS, Request
 
 
 class Work(NamedTuple):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from kvrouter.access.gate import Gate
 from kvrouter.app.control_side import bounded_caches, make_control_side, readings
-from kvrouter.app.core import make_core
+from kvrouter.app.core import Core, make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
-from kvrouter.app.reload import Adjustable, LiveSettings
-from kvrouter.app.services import make_services
+from kvrouter.app.reload import LiveSettings
+from kvrouter.app.services import Services, make_services
 from kvrouter.control.page.board import Board
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
@@ -23,10 +23,6 @@ from kvrouter.serving.settle import Settler
 from kvrouter.telemetry.tracing.start import start_traces
 
 if TYPE_CHECKING:
-    from kvrouter.access.ports import Ports
-    from kvrouter.app.core import Core
-    from kvrouter.app.members import Members
-    from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.http.server.routes import Route
     from kvrouter.telemetry.request_log import RequestLog
@@ -66,7 +62,12 @@ def build(
         core.metrics.add(reading)
     return App(
         live=LiveSettings(
-            settings, _adjustable(core, members, services, control.ports), control.events
+            settings,
+            core=core,
+            members=members,
+            services=services,
+            ports=control.ports,
+            events=control.events,
         ),
         core=core,
         members=members,
@@ -116,24 +117,3 @@ def _served(
         *(("POST", path, with_legs.serve) for path in KINDS),
         *(("POST", path, passed_through.serve) for path in (*PASSED_THROUGH, BELOW)),
     ]
-
-
-def _adjustable(core: Core, members: Members, services: Services, ports: Ports) -> Adjustable:
-    return Adjustable(
-        access=core.access,
-        admin_token=core.admin_token,
-        ports=ports,
-        flags=members.flags,
-        queue_wait=core.queue_wait,
-        gates=core.gates,
-        engine_wait=core.engine_wait,
-        models=core.models,
-        budget=core.budget,
-        inputs_builder=services.inputs_builder,
-        landing_waiter=services.landing_waiter,
-        completions=services.completions,
-        prober=members.prober,
-        pool=core.pool,
-        client=core.client,
-        retries=core.retries,
-    )

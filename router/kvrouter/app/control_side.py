@@ -24,7 +24,7 @@ from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
 from kvrouter.prefix.in_flight import InFlightMemory
 from kvrouter.replicas.metrics import readings as group_readings
-from kvrouter.telemetry.caches import cache_readings
+from kvrouter.telemetry.caches import BoundedCache, cache_readings
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvrouter.control.page.board import Board
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
-    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter_store.log import LogWriter
 
 
@@ -148,21 +147,21 @@ def readings(
     yield Reading(
         "kvrouter:tasks",
         "Tasks of the event loop: one per request in flight, one per engine, and a few.",
-        lambda: [((), float(len(asyncio.all_tasks())))],
+        lambda: len(asyncio.all_tasks()),
     )
     yield Reading(
         "kvrouter:draining",
         "1 while the router lets requests in flight end before it stops, else 0.",
-        lambda: [((), float(server.draining))],
+        lambda: server.draining,
     )
     yield Reading(
         "kvrouter:incoming_body_bytes",
         "Bytes of bodies that have not arrived completely; --max-body-memory bounds them.",
-        lambda: [((), float(server.incoming_bytes))],
+        lambda: server.incoming_bytes,
     )
     yield Reading(
         "kvrouter:log_lines_dropped",
         "Lines of the log that were dropped because stderr is not read fast enough.",
-        lambda: [((), float(writer.dropped if writer is not None else 0))],
+        lambda: writer.dropped if writer is not None else 0,
         grows=True,
     )

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.telemetry.caches import bounds
+from kvrouter.telemetry.caches import BoundedCache, bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.control.page.snapshot import Snapshots
-    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.otlp import Exporter
 

@@ -1,40 +1,24 @@
-"""Settings that SIGHUP changes while requests are in flight, and the part that each one reaches."""
+"""Settings that SIGHUP changes while requests are in flight, and the parts that they reach."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import AccessKeys
-from kvrouter.admission.settings import networks
-from kvrouter.engines.aliases import read_aliases
 from kvrouter.options.complaints import UsageError
-from kvrouter.options.types import by_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from pydantic import SecretStr
-
-    from kvrouter.access.admin_token import AdminToken
     from kvrouter.access.ports import Ports
-    from kvrouter.access.setup import Access
-    from kvrouter.admission.model_gates import ModelGates
-    from kvrouter.admission.recompute_budget import RecomputeBudget
-    from kvrouter.admission.waiting import EngineWait, QueueWait
+    from kvrouter.app.core import Core
+    from kvrouter.app.members import Members
+    from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.control.page.events import Events
-    from kvrouter.engines.models import ModelNames
-    from kvrouter.engines.pool import EnginePool
-    from kvrouter.membership.discovery.flags import FlagsSource
-    from kvrouter.membership.prober import Prober
-    from kvrouter.serving.completions import Completions
-    from kvrouter.serving.legs.engine_client import EngineClient
-    from kvrouter.serving.legs.inputs import InputsBuilder
-    from kvrouter.serving.legs.landing import LandingWaiter
-    from kvrouter.serving.legs.retries import Retries
 
 KEYS: Final = (
     "api_key",
@@ -54,50 +38,59 @@ ENGINES: Final = (
     "decoder_hosts",
     "decoder_ports",
 )
+RELOADED: Final = frozenset(
+    {
+        "max_concurrent_requests",
+        "queue_size",
+        "queue_timeout_s",
+        "tenant_header",
+        "trusted_proxies",
+        "engine_wait_s",
+        "model_alias",
+        "model_max_concurrent_requests",
+        "model_prefill_threshold",
+        "model_retention_s",
+        "recompute_budget_tokens",
+        "prefill_threshold",
+        "landing_timeout_s",
+        "max_choices",
+        "health_interval_s",
+        "health_timeout_s",
+        "health_failure_threshold",
+        "request_timeout_s",
+        "stream_idle_timeout_s",
+        "connect_timeout_s",
+        "retry_max_attempts",
+        "cb_failure_threshold",
+        "cb_timeout_s",
+        "cb_max_timeout_s",
+        "drain_delay_s",  # the settings are asked for it when the router stops
+        "drain_timeout_s",  # the same
+        "admin_token",
+        "admin_token_file",
+        "log_level",
+    }
+)
+"""What `LiveSettings` takes over besides KEYS and ENGINES; the rest needs a restart."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adjustable:
-    """The parts of a router that a change of its settings reaches."""
-
-    access: Access
-    admin_token: AdminToken
-    ports: Ports
-    flags: FlagsSource
-    queue_wait: QueueWait
-    gates: ModelGates
-    engine_wait: EngineWait
-    models: ModelNames
-    budget: RecomputeBudget
-    inputs_builder: InputsBuilder
-    landing_waiter: LandingWaiter
-    completions: Completions
-    prober: Prober
-    pool: EnginePool
-    client: EngineClient
-    retries: Retries
-
-
+@dataclass(eq=False)
 class LiveSettings:
     """The settings of a router that runs.
 
-    Args:
-        settings: that it was built with.
-        parts: follow a change.
-        events: where changes are noted; None: nowhere.
-
     Attributes:
+        core, members, services, ports: follow a change.
         now: the settings as they are now.
     """
 
-    def __init__(
-        self, settings: RouterSettings, parts: Adjustable, events: Events | None = None
-    ) -> None:
-        self.now = settings
-        self._parts = parts
-        self._events = events
+    now: RouterSettings
+    core: Core
+    members: Members
+    services: Services
+    ports: Ports
+    events: Events | None  # where changes are noted; None: nowhere
 
     def follow(self, after: RouterSettings, keys: AccessKeys | None = None) -> None:
         """Take over what can change in a running router; log what needs a restart.
@@ -109,11 +102,13 @@ class LiveSettings:
             after: the settings from now on.
             keys: of `after`; None: they are read now.
         """
-        before, self.now, parts = self.now, after, self._parts
-        parts.access.follow(after, keys)
-        parts.ports.follow(after)
-        parts.flags.set(after.engines)
-        parts.client.deadlines = after.deadlines
+        before, self.now = self.now, after
+        self.core.access.follow(after, keys)
+        self.ports.follow(after)
+        self.members.flags.set(after.engines)
+        self._follow_limits(after)
+        if after.log_level != before.log_level:
+            logging.getLogger().setLevel(after.log_level.upper())
         changed = [
             name
             for name in type(after).model_fields
@@ -122,34 +117,57 @@ class LiveSettings:
         for name in changed:
             if name in RELOADED:
                 log.info("%s is now %s", _flag(name), getattr(after, name))
-                RELOADED[name](parts, getattr(after, name))
         later = [name for name in changed if name not in RELOADED]
         if later:
             flags = ", ".join(map(_flag, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)
-        if self._events is not None:
-            self._events.reloaded([_flag(name) for name in changed])
+        if self.events is not None:
+            self.events.reloaded([_flag(name) for name in changed])
+
+    def _follow_limits(self, after: RouterSettings) -> None:
+        """Give the parts what RELOADED names; what is as it was changes nothing."""
+        core, services, prober = self.core, self.services, self.members.prober
+        breakers = core.pool.breaker_limits
+        core.client.deadlines = after.deadlines
+        core.admin_token.value = after.admin_token.get_secret_value()
+        core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)
+        core.queue_wait.timeout_s = after.queue_timeout_s
+        core.queue_wait.tenants.follow(after.tenant_header, after.proxy_networks)
+        core.gates.follow(after.model_limits)
+        core.engine_wait.size, core.engine_wait.timeout_s = after.queue_size, after.engine_wait_s
+        core.models.aliases, core.models.keep_s = after.aliases, after.model_retention_s
+        core.budget.limit_tokens = after.recompute_budget_tokens
+        core.retries.max_attempts = after.retry_max_attempts
+        breakers.threshold = after.cb_failure_threshold
+        breakers.cooldown_s, breakers.max_cooldown_s = after.cb_timeout_s, after.cb_max_timeout_s
+        services.inputs_builder.prefill_threshold = after.prefill_threshold
+        services.inputs_builder.model_thresholds = after.model_thresholds
+        services.landing_waiter.timeout_s = after.landing_timeout_s
+        services.completions.max_choices = after.max_choices
+        prober.interval_s, prober.client.timeout_s = after.health_interval_s, after.health_timeout_s
+        prober.failed_checks = after.health_failure_threshold
 
     def refuse(self, problem: str) -> None:
         """New settings could not be used: the router keeps those that it has."""
         log.error("SIGHUP: the router keeps its settings: %s", problem)
-        if self._events is not None:
-            self._events.reload_refused()
+        if self.events is not None:
+            self.events.reload_refused()
 
 
+@dataclass(eq=False)
 class Reload:
     """Reads the settings again on SIGHUP, in a thread, and has the router follow them.
 
     Signals that come while they are read make one more reading after it.
 
-    Args:
-        live: follows the new settings.
+    Attributes:
         reread: loads the settings; raises UsageError if they cannot be used.
     """
 
-    def __init__(self, live: LiveSettings, reread: Callable[[], RouterSettings]) -> None:
-        self._live = live
-        self._reread = reread
+    live: LiveSettings  # follows the new settings
+    reread: Callable[[], RouterSettings]
+
+    def __post_init__(self) -> None:
         self._wanted = False
         self._task: asyncio.Task[None] | None = None
 
@@ -171,129 +189,14 @@ class Reload:
             try:
                 settings, keys = await asyncio.to_thread(self._read)
             except (UsageError, ValueError) as error:
-                self._live.refuse(str(error))
+                self.live.refuse(str(error))
             else:
-                self._live.follow(settings, keys)
+                self.live.follow(settings, keys)
 
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
-        settings = self._reread()
+        settings = self.reread()
         return settings, AccessKeys.read(settings)
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _queue_size(parts: Adjustable, value: int) -> None:
-    parts.queue_wait.resize(queue_size=value)
-    parts.gates.copy_settings()
-    parts.engine_wait.size = value
-
-
-def _queue_timeout(parts: Adjustable, value: float) -> None:
-    parts.queue_wait.timeout_s = value
-    parts.gates.copy_settings()
-
-
-def _engine_wait(parts: Adjustable, value: float) -> None:
-    parts.engine_wait.timeout_s = value
-
-
-def _model_retention(parts: Adjustable, value: float) -> None:
-    parts.models.keep_s = value
-
-
-def _model_alias(parts: Adjustable, value: list[str]) -> None:
-    parts.models.aliases = read_aliases(value)
-
-
-def _budget(parts: Adjustable, value: int) -> None:
-    parts.budget.limit_tokens = value
-
-
-def _prefill_threshold(parts: Adjustable, value: int) -> None:
-    parts.inputs_builder.prefill_threshold = value
-
-
-def _model_thresholds(parts: Adjustable, value: list[str]) -> None:
-    parts.inputs_builder.model_thresholds = by_model(value)
-
-
-def _landing_timeout(parts: Adjustable, value: float) -> None:
-    parts.landing_waiter.timeout_s = value
-
-
-def _max_choices(parts: Adjustable, value: int) -> None:
-    parts.completions.max_choices = value
-
-
-def _health_interval(parts: Adjustable, value: float) -> None:
-    parts.prober.interval_s = value
-
-
-def _health_timeout(parts: Adjustable, value: float) -> None:
-    parts.prober.client.timeout_s = value
-
-
-def _health_failures(parts: Adjustable, value: int) -> None:
-    parts.prober.failed_checks = value
-
-
-def _retries(parts: Adjustable, value: int) -> None:
-    parts.retries.max_attempts = value
-
-
-def _breaker_threshold(parts: Adjustable, value: int) -> None:
-    parts.pool.breaker_limits.threshold = value
-
-
-def _breaker_cooldown(parts: Adjustable, value: float) -> None:
-    parts.pool.breaker_limits.cooldown_s = value
-
-
-def _breaker_max_cooldown(parts: Adjustable, value: float) -> None:
-    parts.pool.breaker_limits.max_cooldown_s = value
-
-
-def _admin_token(parts: Adjustable, value: SecretStr) -> None:
-    parts.admin_token.value = value.get_secret_value()
-
-
-def _followed(parts: Adjustable, value: object) -> None:
-    """`LiveSettings` follows it together with others, or is asked for it when the router stops."""
-    del parts, value
-
-
-RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
-    "max_concurrent_requests": lambda parts, value: parts.queue_wait.resize(limit=value),
-    "queue_size": _queue_size,
-    "queue_timeout_s": _queue_timeout,
-    "tenant_header": lambda parts, value: parts.queue_wait.tenants.follow(header=value),
-    "trusted_proxies": lambda parts, value: parts.queue_wait.tenants.follow(
-        proxies=networks(value)
-    ),
-    "engine_wait_s": _engine_wait,
-    "model_alias": _model_alias,
-    "model_max_concurrent_requests": lambda parts, value: parts.gates.follow(by_model(value)),
-    "model_prefill_threshold": _model_thresholds,
-    "model_retention_s": _model_retention,
-    "recompute_budget_tokens": _budget,
-    "prefill_threshold": _prefill_threshold,
-    "landing_timeout_s": _landing_timeout,
-    "max_choices": _max_choices,
-    "health_interval_s": _health_interval,
-    "health_timeout_s": _health_timeout,
-    "health_failure_threshold": _health_failures,
-    "request_timeout_s": _followed,
-    "stream_idle_timeout_s": _followed,
-    "connect_timeout_s": _followed,
-    "retry_max_attempts": _retries,
-    "cb_failure_threshold": _breaker_threshold,
-    "cb_timeout_s": _breaker_cooldown,
-    "cb_max_timeout_s": _breaker_max_cooldown,
-    "drain_delay_s": _followed,
-    "drain_timeout_s": _followed,
-    "admin_token": _admin_token,
-    "admin_token_file": _followed,
-    "log_level": lambda _, value: logging.getLogger().setLevel(value.upper()),
-}

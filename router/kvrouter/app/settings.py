@@ -6,12 +6,11 @@ that package; `RouterSettings` inherits their fields.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
     SecretStr,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import SettingsConfigDict
@@ -38,6 +37,7 @@ from kvrouter.options.types import (
     StoreTokenFile,
     StoreUrl,
     by_engine,
+    checked,
     unique_addresses,
 )
 from kvrouter.prefix.events.settings import KvEventSettings
@@ -119,7 +119,6 @@ class RouterSettings(
         ge=0,
         description="How long the router remembers a model after its last engine left. Until "
         "then, requests for it wait (--engine-wait) and are answered 503; after that, 404.",
-        json_schema_extra={"flags": ["--model-retention"]},
     )
     health_interval_s: float = Field(
         default=2.0,
@@ -166,7 +165,6 @@ class RouterSettings(
         le=600,
         description="Longest wait, after the answer of the prefill leg, until its KV is in the "
         "store.",
-        json_schema_extra={"flags": ["--landing-timeout"]},
     )
     decode_dispatch: Literal["landing", "chunk", "at-once"] = Field(
         default="landing",
@@ -217,7 +215,7 @@ class RouterSettings(
         "not land. Requests beyond the budget are answered 429 with Retry-After.",
         json_schema_extra={"flags": ["--recompute-budget"], "metavar": "TOKENS"},
     )
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[str | None, checked(tokenizer_file)] = Field(
         default=None,
         description="A tokenizer.json, or the directory of a model that has one: the router then "
         "tokenises text prompts itself (needs kvrouter[tokenizers]). By default it asks an "
@@ -259,7 +257,7 @@ class RouterSettings(
         description="How long the router still accepts connections after SIGTERM, while /health "
         "and /ready answer 503 and every answer closes its connection, so that load balancers "
         "notice. It counts towards --drain-timeout. SIGINT (Ctrl-C) skips it.",
-        json_schema_extra={"section": "Shutdown", "flags": ["--drain-delay"]},
+        json_schema_extra={"section": "Shutdown"},
     )
     drain_timeout_s: float = Field(
         default=25.0,
@@ -267,15 +265,7 @@ class RouterSettings(
         description="How long requests in flight may take after SIGTERM or SIGINT. After that, "
         "streams end with an error event and other requests are answered 503. A supervisor that "
         "kills the process must wait at least 5 s longer.",
-        json_schema_extra={"flags": ["--drain-timeout"]},
     )
-
-    @field_validator("tokenizer")
-    @classmethod
-    def _tokenizer_exists(cls, value: str | None) -> str | None:
-        if value is not None:
-            tokenizer_file(value)
-        return value
 
     @model_validator(mode="after")
     def _secrets_of_files(self) -> RouterSettings:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.canary.verdict import CanaryOutcome, Difference, first_difference, margin, tokens_of
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
-from kvrouter.openai.request import parse
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES
+from kvrouter.openai.request import Request, parse
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient
 from kvrouter.serving.legs.leg import PATHS
 from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.forwarded_headers import with_own_id
@@ -27,11 +27,8 @@ from kvrouter.telemetry.series import Tally
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.openai.request import Request
-    from kvrouter.serving.legs.engine_client import EngineClient
 
 MAX_SAMPLES: Final = 32
 """Samples that may wait; further ones are skipped."""
@@ -69,6 +66,7 @@ class Sample:
     at_s: float
 
 
+@dataclass(eq=False)
 class CanaryReplays:
     """Has the decode engine of each sample compute the whole answer again, alone.
 
@@ -76,40 +74,20 @@ class CanaryReplays:
     Replays run one at a time. Each begins while no request waits in the router and its engine has
     fewer than `below_requests` requests in flight.
 
-    Args:
-        pool: the engines.
-        families: write the body of a replay.
-        client: sends replays.
-        waiting: counts the requests that wait in the router.
-        below_requests: see above.
-        near_tie: difference of log-probabilities up to which either token is right.
-        clock: seconds, monotonic.
-        pause: sleeps for a number of seconds.
-
     Attributes:
         outcomes: counts samples by outcome.
     """
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        families: Families,
-        client: EngineClient,
-        *,
-        waiting: Callable[[], int],
-        below_requests: int,
-        near_tie: float,
-        clock: Callable[[], float] = monotonic,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._pool = pool
-        self._families = families
-        self._client = client
-        self._waiting = waiting
-        self._below = below_requests
-        self._near_tie = near_tie
-        self._clock = clock
-        self._pause = pause
+    pool: EnginePool  # the engines
+    families: Families  # write the body of a replay
+    client: EngineClient  # sends replays
+    waiting: Callable[[], int]  # counts the requests that wait in the router
+    below_requests: int  # see above
+    near_tie: float  # difference of log-probabilities up to which either token is right
+    clock: Callable[[], float] = monotonic  # seconds, monotonic
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep  # sleeps for a number of seconds
+
+    def __post_init__(self) -> None:
         self._samples: deque[Sample] = deque()
         self._task: asyncio.Task[None] | None = None
         self.outcomes = Tally(
@@ -151,12 +129,12 @@ class CanaryReplays:
     async def _idle(self, sample: Sample) -> bool:
         """Wait until its engine is idle enough; False if it is gone, or after PATIENCE_S."""
         engine = sample.engine
-        while engine in self._pool.engines(Role.DECODE, sample.model):
-            if engine.requests < self._below and not self._waiting():
+        while engine in self.pool.engines(Role.DECODE, sample.model):
+            if engine.requests < self.below_requests and not self.waiting():
                 return True
-            if self._clock() - sample.at_s > PATIENCE_S:
+            if self.clock() - sample.at_s > PATIENCE_S:
                 return False
-            await self._pause(LOOK_S)
+            await self.pause(LOOK_S)
         return False
 
     async def _outcome(self, sample: Sample) -> CanaryOutcome:
@@ -168,7 +146,7 @@ class CanaryReplays:
         if difference is None:
             return CanaryOutcome.EQUAL
         by = await self._margin(sample, difference)
-        if by is not None and by <= self._near_tie:
+        if by is not None and by <= self.near_tie:
             return CanaryOutcome.NEAR_TIE
         log.error(
             "canary: an answer differs from what its engine computes alone: request %s, prefill "
@@ -203,11 +181,11 @@ class CanaryReplays:
 
     async def _ask(self, sample: Sample, request: Request) -> bytes | None:
         """The engine's whole answer to `request`; None, with a line in the log, without one."""
-        engine, client = sample.engine, self._client
+        engine, client = sample.engine, self.client
         salt = orjson.dumps(f"canary-{token_hex(16)}")
-        family = self._families.of(engine)
+        family = self.families.of(engine)
         body = family.isolated_body(request, salt=salt, prompt_ids=sample.prompt_ids)
-        ticket = self._pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
+        ticket = self.pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
         try:
             fields = with_own_id(sample.fields)
             answer = await client.forward(engine, PATHS[request.kind], fields, body)

@@ -6,23 +6,23 @@ unless it asked too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import random
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.canary.replay import CanaryReplays, Sample
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.openai.response import tidy_events
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import comparable
-from kvrouter.serving.streaming.resume import sent_tokens
+from kvrouter.serving.streaming.resume import Resumption, sent_tokens
 from kvrouter.serving.streaming.sinks import ClientSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.canary.settings import CanarySettings
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
 
 ENDED_WELL = frozenset({"stop", "length"})
@@ -60,46 +59,35 @@ class SampledSink(ClientSink):
         return Relay(context.exchange, answer, self.gaps(context), tidy, every=True)
 
 
+@dataclass(eq=False)
 class Canary:
     """Serves sampled requests like all others, and hands their answers over for a replay.
 
-    Args:
-        settings: which requests to sample, and when to compute them again.
+    Attributes:
         pool, families, client, metrics: the router's.
-        orchestrator: takes a prompt through its legs.
-        resumption: serves streams that outlive their engine; None without it.
-        waiting: how many requests wait; replays begin only while none does.
     """
 
-    def __init__(
-        self,
-        settings: CanarySettings,
-        *,
-        pool: EnginePool,
-        families: Families,
-        client: EngineClient,
-        metrics: Metrics,
-        orchestrator: Orchestrator,
-        resumption: Resumption | None,
-        waiting: Callable[[], int],
-    ) -> None:
-        self._rate = settings.canary_sample_rate
-        self._max_tokens = settings.canary_max_tokens
-        self._pool = pool
-        self._families = families
-        self._client = client
-        self._metrics = metrics
-        self._orchestrator = orchestrator
-        self._resumption = resumption
+    settings: CanarySettings  # which requests to sample, and when to compute them again
+    pool: EnginePool
+    families: Families
+    client: EngineClient
+    metrics: Metrics
+    orchestrator: Orchestrator  # takes a prompt through its legs
+    resumption: Resumption | None  # serves streams that outlive their engine; None without it
+    waiting: Callable[[], int]  # how many requests wait; replays begin only while none does
+
+    def __post_init__(self) -> None:
+        self._rate = self.settings.canary_sample_rate
+        self._max_tokens = self.settings.canary_max_tokens
         self._replays = CanaryReplays(
-            pool,
-            families,
-            client,
-            waiting=waiting,
-            below_requests=settings.canary_below_requests,
-            near_tie=settings.canary_near_tie,
+            self.pool,
+            self.families,
+            self.client,
+            waiting=self.waiting,
+            below_requests=self.settings.canary_below_requests,
+            near_tie=self.settings.canary_near_tie,
         )
-        metrics.add(self._replays.outcomes)
+        self.metrics.add(self._replays.outcomes)
 
     def samples(self, request: Request, model: str) -> bool:
         """Whether to sample `request`: drawn, greedy, short, and answered with named tokens."""
@@ -111,15 +99,15 @@ class Canary:
 
     async def run(self, context: RequestContext) -> None:
         """Serve a request for which `samples` is true."""
-        resumption = self._resumption
+        resumption = self.resumption
         if resumption is not None and resumption.applies(context.request, context.model):
             sent = sent_tokens(context)
             await resumption.run(context, sent)
         else:
             sent = sent_tokens(context, resumes=False)
             context.reports_tokens = True
-            sink = SampledSink(self._client, self._metrics, sent)
-            await self._orchestrator.run(context, sink)
+            sink = SampledSink(self.client, self.metrics, sent)
+            await self.orchestrator.run(context, sink)
         self._offer(context, sent)
 
     async def close(self) -> None:
@@ -132,7 +120,7 @@ class Canary:
         complete = context.outcome.reason in ENDED_WELL and context.route.attempts == 1
         if not complete or not (sent.known and sent.tokens) or engine is None:
             return
-        if not self._families.of(engine).can_isolate:
+        if not self.families.of(engine).can_isolate:
             return
         handoff = context.route.handoff
         self._replays.offer(
@@ -151,9 +139,9 @@ class Canary:
 
     def _names_tokens(self, request: Request, model: str) -> bool:
         """Whether some engine names the tokens of its answers, and can answer alone."""
-        families = (self._families.of(e) for e in self._pool.engines(Role.DECODE, model))
+        families = (self.families.of(e) for e in self.pool.engines(Role.DECODE, model))
         return any(each.can_isolate and each.reports_tokens(request) for each in families)
 
     def _engine(self, context: RequestContext) -> Engine | None:
         address = context.route.decode_engine
-        return next((each for each in self._pool.targets() if each.address == address), None)
+        return next((each for each in self.pool.targets() if each.address == address), None)

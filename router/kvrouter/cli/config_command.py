@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvrouter.cli.config_schema import json_schema
-from kvrouter.cli.main import COMMANDS, find_command, imported
+from kvrouter.cli.main import COMMANDS, Command, find_command, imported
 from kvrouter.cli.run_command import complain, load_settings
 from kvrouter.options.complaints import UsageError
 from kvrouter.tools.docs.configuration import configuration_page
-
-if TYPE_CHECKING:
-    from kvrouter.cli.main import Command
 
 _SERVE: Final = COMMANDS[0]
 _USAGES: Final = {

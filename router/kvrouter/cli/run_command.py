@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from errno import EADDRINUSE, EADDRNOTAVAIL
 from socket import EAI_NONAME
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from kvrouter.cli.main import COMMANDS, imported
+from kvrouter.cli.main import COMMANDS, Command, imported
 from kvrouter.options.complaints import UsageError
 from kvrouter.options.flags import FlagParser
 from kvrouter.options.load import Loaded, load
 from kvrouter.options.option import options
-
-if TYPE_CHECKING:
-    from kvrouter.cli.main import Command
 
 _REMEDIES: Final = {
     EADDRINUSE: "give another port",

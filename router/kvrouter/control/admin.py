@@ -5,6 +5,7 @@ Paths and words (`/workers`) are those of sglang-router and vllm-router.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qs, unquote
@@ -39,22 +40,15 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
     worker_type: Literal["prefill", "decode", "regular"] = "regular"
 
 
+@dataclass(eq=False, repr=False)
 class Admin:
     """Answers GET, POST and DELETE of /workers; requires `token`."""
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        fleet: Fleet | SharedFleet,
-        prober: Prober,
-        token: AdminToken,
-        tracker: CacheTracker | None = None,
-    ) -> None:
-        self._pool = pool
-        self._fleet = fleet
-        self._prober = prober
-        self._token = token
-        self._tracker = tracker
+    pool: EnginePool
+    fleet: Fleet | SharedFleet
+    prober: Prober
+    token: AdminToken
+    tracker: CacheTracker | None = None
 
     def rows(self) -> list[Row]:
         """The endpoints."""
@@ -69,7 +63,7 @@ class Admin:
     def _admitted(self, call: Respond, request: HttpRequest) -> HttpResponse:
         if why := cross_origin_refusal(request.method, request.headers):
             raise ApiError(403, f"{why[0].upper()}{why[1:]}.")
-        self._token.ask(request.headers)
+        self.token.ask(request.headers)
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if request.method == "POST" and kind != "application/json":
             # A web page could post any other type to a port of this host without a preflight.
@@ -77,7 +71,7 @@ class Admin:
         return call(request)
 
     def _list(self, _: HttpRequest) -> HttpResponse:
-        cards = [self._card(engine) for engine in self._pool.all()]
+        cards = [self._card(engine) for engine in self.pool.all()]
         counts = {
             f"{name}_count": sum(card["worker_type"] == name for card in cards) for name in _ROLES
         }
@@ -94,7 +88,7 @@ class Admin:
             address = parse_address(wanted.url)
         except ValueError as error:
             raise bad_request(f"{error}.", "url") from None
-        return as_json(202, self._card(self._fleet.add(address, _ROLES[wanted.worker_type])))
+        return as_json(202, self._card(self.fleet.add(address, _ROLES[wanted.worker_type])))
 
     def _show(self, request: HttpRequest) -> HttpResponse:
         return as_json(200, self._card(self._named(request)))
@@ -102,15 +96,15 @@ class Admin:
     def _remove(self, request: HttpRequest) -> HttpResponse:
         engine = self._named(request)
         if _flag(request.query, "force"):
-            legs = self._fleet.cut(engine)
+            legs = self.fleet.cut(engine)
             return as_json(200, {**self._card(engine), "removed": True, "cut": legs})
-        gone = self._fleet.remove(engine)
+        gone = self.fleet.remove(engine)
         return as_json(200 if gone else 202, {**self._card(engine), "removed": gone})
 
     def _named(self, request: HttpRequest) -> Engine:
         name = unquote(request.path[len(PATH) + 1 :])
         try:
-            engine = self._pool.find(parse_address(name))
+            engine = self.pool.find(parse_address(name))
         except ValueError:
             engine = None
         if engine is None:
@@ -120,7 +114,6 @@ class Admin:
     def _card(self, engine: Engine) -> dict[str, Any]:
         identity = engine.identity
         up = identity is not None and not engine.draining
-        state = self._pool.state(engine)
         passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
         return {
             "id": engine.address,
@@ -128,21 +121,19 @@ class Admin:
             "worker_type": _TYPES[engine.role],
             "status": "draining" if engine.draining else "up" if up else "away",
             "is_healthy": up and passing,
-            "circuit": state.value if state is not None else None,
+            "circuit": self.pool.state(engine),
             "load": engine.requests,
             "tokens": engine.tokens - engine.remote_tokens,
             "index": self._index(engine) if not engine.ranks else None,
             "ranks": [self._rank(rank) for rank in engine.ranks],
             "models": list(identity.models) if identity is not None else [],
-            "problem": self._prober.problem(engine),
+            "problem": self.prober.problem(engine),
         }
 
     def _rank(self, rank: Engine) -> dict[str, Any]:
-        state = self._pool.state(rank)
-        circuit = state.value if state is not None else None
         return {
             "id": rank.address,
-            "circuit": circuit,
+            "circuit": self.pool.state(rank),
             "load": rank.requests,
             "tokens": rank.tokens - rank.remote_tokens,
             "index": self._index(rank),
@@ -150,8 +141,8 @@ class Admin:
 
     def _index(self, engine: Engine) -> dict[str, Any]:
         """How well the router knows its cache."""
-        reason = self._tracker.confidence(engine) if self._tracker else Reason.NO_EVENTS
-        naming = self._tracker.naming(engine) if self._tracker else None
+        reason = self.tracker.confidence(engine) if self.tracker else Reason.NO_EVENTS
+        naming = self.tracker.naming(engine) if self.tracker else None
         return {"state": reason.state, "reason": reason, "naming": naming}
 
 

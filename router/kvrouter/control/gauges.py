@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.telemetry.series import Reading
+from kvrouter.telemetry.series import Reading, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.telemetry.series import Row
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -28,14 +26,13 @@ COUNTERS: Final = {
     "kv_event": "KV events and what was wrong with them, by kind.",
 }
 """Help of counters that other objects keep."""
-_CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
+_CIRCUIT: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 def counters(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Reading]:
     """Counters of `COUNTERS` by kind, each under its name."""
     for name, counter in counts.items():
-        rows = partial(_by_kind, counter)
-        yield Reading(f"kvrouter:{name}", COUNTERS[name], rows, ["kind"], grows=True)
+        yield Reading(f"kvrouter:{name}", COUNTERS[name], counter.items, ["kind"], grows=True)
 
 
 def request_gauges(
@@ -45,18 +42,18 @@ def request_gauges(
     yield _gauge(
         "num_requests_waiting",
         "Requests that wait to begin.",
-        lambda: [((), float(sum(count() for count in waits.values())))],
+        lambda: sum(count() for count in waits.values()),
     )
     yield _gauge(
         "num_requests_waiting_by_reason",
         "The same by reason: for other requests to end (capacity), for a decode engine (engine).",
-        lambda: (((reason,), float(count())) for reason, count in waits.items()),
+        lambda: ((reason, count()) for reason, count in waits.items()),
         "reason",
     )
     yield _gauge(
         "recompute_tokens",
         "Prompt tokens that decode engines compute because their KV is missing.",
-        lambda: [((), float(budget.tokens))],
+        lambda: budget.tokens,
     )
     yield _gauge(
         "recompute_max_tokens",
@@ -71,8 +68,7 @@ def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iter
         "worker_up",
         "Whether an engine, or a data-parallel rank (HOST:PORT@RANK), is in the pool.",
         lambda: (
-            ((each.address, each.role.value), float(each.identity is not None))
-            for each in pool.targets()
+            ((each.address, each.role.value), each.identity is not None) for each in pool.targets()
         ),
         *("engine", "role"),
     )
@@ -80,7 +76,7 @@ def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iter
         "circuit_state",
         "Breakers: 0 closed, 1 half open, 2 open.",
         lambda: (
-            ((each.address,), _CIRCUIT[state])
+            (each.address, _CIRCUIT[state])
             for each in pool.targets()
             if (state := pool.state(each)) is not None
         ),
@@ -89,7 +85,7 @@ def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iter
     yield _gauge(
         "sharing_refused",
         "Pairs of a prefill and a decode engine that cannot load each other's KV.",
-        lambda: (((p.address, d.address), 1.0) for p, d, _ in compatibility.incompatible()),
+        lambda: (((p.address, d.address), 1) for p, d, _ in compatibility.incompatible()),
         *("prefill", "decode"),
     )
 
@@ -101,24 +97,24 @@ def index_gauges(
     yield _gauge(
         "kv_index_blocks",
         "Blocks in the index of the engines' caches.",
-        lambda: [((), float(len(index)))],
+        lambda: len(index),
     )
     yield _gauge(
         "kv_index_bytes",
         "Memory of these blocks: their share of kv_index_max_bytes.",
-        lambda: [((), float(index.use.bytes))],
+        lambda: index.use.bytes,
     )
     yield _gauge(
         "kv_index_max_bytes",
         "Memory of the index with --index-blocks blocks. As blocks are spread over it, the system "
         "gives most of it after few.",
-        lambda: [((), float(index.memory_bytes))],
+        lambda: index.memory_bytes,
     )
     yield _gauge(
         "kv_index_state",
         "How well the router knows the cache of an engine (exact, degraded, fallback), and why.",
         lambda: (
-            ((each.address, reason.state.value, reason.value), 1.0)
+            ((each.address, reason.state.value, reason.value), 1)
             for each in pool.targets()
             if (reason := _confidence(tracker, each))
         ),
@@ -128,7 +124,7 @@ def index_gauges(
         "kv_index_naming",
         "How an engine's KV events name blocks: exact, mapped, unknown, foreign.",
         lambda: (
-            ((each.address, naming.value), 1.0)
+            ((each.address, naming.value), 1)
             for each in pool.targets()
             if tracker is not None and (naming := tracker.naming(each)) is not None
         ),
@@ -145,10 +141,7 @@ def _confidence(tracker: CacheTracker | None, engine: Engine) -> Reason:
     return tracker.confidence(engine) if tracker is not None else Reason.NO_EVENTS
 
 
-def _gauge(name: str, text: str, rows: Callable[[], Iterable[Row]], *labels: str) -> Reading:
-    return Reading(f"kvrouter:{name}", text, rows, labels)
-
-
-def _by_kind(counter: Mapping[str, int]) -> Iterator[Row]:
-    for kind, count in counter.items():
-        yield (kind,), float(count)
+def _gauge(
+    name: str, text: str, read: Callable[[], float | Iterable[Row]], *labels: str
+) -> Reading:
+    return Reading(f"kvrouter:{name}", text, read, labels)

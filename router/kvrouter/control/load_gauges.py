@@ -7,17 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.breaker import BreakerState
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.telemetry.by_model import MODEL
-from kvrouter.telemetry.series import Reading
+from kvrouter.telemetry.series import Reading, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.series import Row
 
     Loads = Callable[[], Iterable[tuple[str, "Load"]]]
 
@@ -88,12 +86,12 @@ def _gauges(  # noqa: PLR0917
     """The four gauges of one kind of loads; the texts are their help."""
 
     def rows(count: Callable[[Load], float]) -> Iterator[Row]:
-        return (((name,), float(count(load))) for name, load in loads())
+        return ((name, count(load)) for name, load in loads())
 
     def saturation() -> Iterator[Row]:
         for name, load in loads():
             if load.kv_tokens:
-                yield (name,), load.told_tokens / load.kv_tokens
+                yield name, load.told_tokens / load.kv_tokens
 
     for name, text, read in (
         ("requests", requests, lambda: rows(lambda load: load.requests)),

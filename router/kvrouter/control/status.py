@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -15,7 +16,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.models import model_cards
 from kvrouter.errors import model_not_found
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
-from kvrouter.telemetry.metrics import CONTENT_TYPE
+from kvrouter.telemetry.metrics import CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,45 +24,30 @@ if TYPE_CHECKING:
     from kvrouter.engines.aliases import Aliases
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Row
-    from kvrouter.telemetry.metrics import Metrics
 
 _NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
 """States that /health answers with 503."""
 
 
+@dataclass(eq=False)
 class Status:
     """The endpoints; none of them asks an engine.
 
-    Args:
-        asked: whether every engine has been probed once.
-        store_connected: whether the store is connected; True without a store.
-        draining: whether the router is about to stop.
-        aliases: other names for models.
+    Attributes:
         admin, keys, apart: for `document`.
     """
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        metrics: Metrics,
-        *,
-        asked: Callable[[], bool],
-        store_connected: Callable[[], bool],
-        draining: Callable[[], bool],
-        aliases: Callable[[], Aliases],
-        admin: bool = False,
-        keys: Callable[[], bool] = lambda: False,
-        apart: bool = False,
-    ) -> None:
-        self._pool = pool
-        self._metrics = metrics
-        self._asked = asked
-        self._store_connected = store_connected
-        self._draining = draining
-        self._aliases = aliases
-        self._admin = admin
-        self._keys = keys
-        self._apart = apart
+    pool: EnginePool
+    metrics: Metrics
+    asked: Callable[[], bool]  # whether every engine has been probed once
+    store_connected: Callable[[], bool]  # whether the store is connected; True without a store
+    draining: Callable[[], bool]  # whether the router is about to stop
+    aliases: Callable[[], Aliases]  # other names for models
+    admin: bool = False
+    keys: Callable[[], bool] = lambda: False
+    apart: bool = False
+
+    def __post_init__(self) -> None:
         self._started_s = int(time.time())
         self._version = __version__
         self._documents: dict[bool, bytes] = {}
@@ -96,7 +82,7 @@ class Status:
 
     def _cards(self, request: HttpRequest) -> dict[str, dict[str, Any]]:
         """Available models that the caller may use, and their aliases."""
-        cards = model_cards(self._pool.all(), self._started_s, self._aliases())
+        cards = model_cards(self.pool.all(), self._started_s, self.aliases())
         caller = caller_of(request)
         if caller is None:
             return cards
@@ -112,34 +98,34 @@ class Status:
 
     def condition(self) -> tuple[str, list[str]]:
         """`status` of /health, and sentences about what is lacking."""
-        if self._draining():
+        if self.draining():
             return "draining", ["the router is about to stop"]
         return self._fitness()
 
     def _fitness(self) -> tuple[str, list[str]]:
         """The same without draining."""
-        if not self._asked():
+        if not self.asked():
             return "starting", ["not every engine has been asked yet"]
-        lacking, engines = [], self._pool.all()
-        if not self._pool.engines(Role.DECODE):
-            if all(e.draining or self._pool.down(e) for e in engines if e.role.serves(Role.DECODE)):
+        lacking, engines = [], self.pool.all()
+        if not self.pool.engines(Role.DECODE):
+            if all(e.draining or self.pool.down(e) for e in engines if e.role.serves(Role.DECODE)):
                 return "unavailable", ["no decode engine is available"]
             if any(e.identity is None for e in engines):  # else the fleet only embeds
                 lacking.append("no engine that generates text is available")
-        if self._pool.has_role(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
+        if self.pool.has_role(Role.PREFILL) and not self.pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
-        down = sum(self._pool.down(e) for e in engines if not e.draining)
+        down = sum(self.pool.down(e) for e in engines if not e.draining)
         if down:
             lacking.append(f"{down} of {len(engines)} engines {'is' if down == 1 else 'are'} down")
-        if not self._store_connected():
+        if not self.store_connected():
             lacking.append("the store is not connected")
         return "degraded" if lacking else "ok", lacking
 
     def healthcheck(self, _: HttpRequest) -> HttpResponse:
         """Numbers of engines, as vLLM's toy proxy reports them; 503 as /health."""
-        prefill, decode = self._pool.engines(Role.PREFILL), self._pool.engines(Role.DECODE)
+        prefill, decode = self.pool.engines(Role.PREFILL), self.pool.engines(Role.DECODE)
         counts = {"prefill_instances": len(prefill), "decode_instances": len(decode)}
-        status = "draining" if self._draining() else "ok" if decode else "unavailable"
+        status = "draining" if self.draining() else "ok" if decode else "unavailable"
         return as_json(200 if status == "ok" else 503, {"status": status, **counts})
 
     def live(self, _: HttpRequest) -> HttpResponse:
@@ -152,13 +138,13 @@ class Status:
 
     def metrics_page(self, _: HttpRequest) -> HttpResponse:
         """Metrics for Prometheus."""
-        return HttpResponse(200, self._metrics.page(), CONTENT_TYPE)
+        return HttpResponse(200, self.metrics.page(), CONTENT_TYPE)
 
     def api(self, _: HttpRequest) -> HttpResponse:
         """The OpenAPI document."""
-        keys = self._keys()
+        keys = self.keys()
         if keys not in self._documents:
-            made = document(self._version, admin=self._admin, keys=keys, apart=self._apart)
+            made = document(self._version, admin=self.admin, keys=keys, apart=self.apart)
             self._documents[keys] = orjson.dumps(made)
         return HttpResponse(200, self._documents[keys])
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
 
 log = logging.getLogger(__name__)
@@ -74,17 +74,15 @@ def digests_differ(one: str, other: str) -> str:
     return f"manifests {one[:12]} and {other[:12]}"
 
 
+@dataclass(eq=False)
 class CompatibilityMonitor:
     """Reports pairs of engines that share no KV, in the log and for metrics. Decides nothing.
 
     `difference` describes how two manifests (hex digests) differ.
     """
 
-    def __init__(
-        self, pool: EnginePool, difference: Callable[[str, str], str] = digests_differ
-    ) -> None:
-        self._pool = pool
-        self._difference = difference
+    pool: EnginePool
+    difference: Callable[[str, str], str] = digests_differ
 
     def engine_joined(self, engine: Engine) -> None:
         """Log every engine that could share KV with `engine` by its role, but does not."""
@@ -107,7 +105,7 @@ class CompatibilityMonitor:
 
     def incompatible(self) -> Iterator[tuple[Engine, Engine, str]]:
         """Pairs of a prefill and a decode engine of one model that share no KV, and the reason."""
-        here = [e for e in self._pool.all() if e.identity is not None and e.identity.generates]
+        here = [e for e in self.pool.all() if e.identity is not None and e.identity.generates]
         for prefill in here:
             for decode in here:
                 able = prefill.role.serves(Role.PREFILL) and decode.role.serves(Role.DECODE)
@@ -124,4 +122,4 @@ class CompatibilityMonitor:
         for engine in (prefill, decode):
             if engine.identity is not None and not engine.identity.can_split:
                 return f"{engine.address} answers only whole requests ({engine.family})"
-        return self._difference(prefill.manifest or "", decode.manifest or "")
+        return self.difference(prefill.manifest or "", decode.manifest or "")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from kvrouter.engines.aliases import Aliases, alias_texts, read_aliases
-from kvrouter.options.types import ModelCounts, ModelTokens, by_model
+from kvrouter.options.types import ModelCounts, ModelTokens, by_model, checked
 
 _Given = list[str] | dict[str, str | dict[str, float]]
-AliasTexts = Annotated[list[str], BeforeValidator(alias_texts, json_schema_input_type=_Given)]
+AliasTexts = Annotated[
+    list[str],
+    BeforeValidator(alias_texts, json_schema_input_type=_Given),
+    checked(read_aliases),
+]
 
 
 class ModelSettings(BaseModel):
@@ -35,12 +39,6 @@ class ModelSettings(BaseModel):
         default_factory=list,
         description="--prefill-threshold of an alias or a model, in this order.",
     )
-
-    @field_validator("model_alias")
-    @classmethod
-    def _clear_aliases(cls, value: list[str]) -> list[str]:
-        read_aliases(value)
-        return value
 
     @property
     def model_limits(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvrouter.errors import ApiError, bad_request, endpoint_not_served, model_not_found
@@ -15,30 +16,20 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine, Identity
 
 
+@dataclass(eq=False)
 class ModelNames:
     """The known models: those of engines in the pool, and for `keep_s` those of engines that left.
 
     An engine that left may only restart. A model that an engine in the pool no longer names (an
     adapter that was unloaded) is forgotten at once. A synchronous state machine.
-
-    Args:
-        only: the one model to serve; None: every model of the engines.
-        keep_s: seconds; may change.
-        clock: seconds, monotonic.
-        aliases: other names for models, which are always known; may change.
     """
 
-    def __init__(
-        self,
-        only: str | None,
-        keep_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        aliases: Aliases | None = None,
-    ) -> None:
-        self.keep_s = keep_s
-        self.aliases = aliases or {}
-        self._only = only
-        self._clock = clock
+    only: str | None  # the one model to serve; None: every model of the engines
+    keep_s: float  # seconds; may change
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    aliases: Aliases = field(default_factory=dict)  # other names, always known; may change
+
+    def __post_init__(self) -> None:
         self._here: dict[Engine, Identity] = {}
         self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
         self._known: dict[str, list[Identity]] | None = None  # by model; None: to be rebuilt
@@ -54,7 +45,7 @@ class ModelNames:
         """Keep its models for a while: until then a request for them gets 503, not 404."""
         identity = self._here.pop(engine, None)
         if identity is not None:
-            self._left[engine] = self._clock(), identity
+            self._left[engine] = self.clock(), identity
             self._known = None
 
     @property
@@ -107,7 +98,7 @@ class ModelNames:
         """The known models, each with the identities of its engines."""
         self._forget()
         if self._known is None:
-            self._known = {self._only: []} if self._only else {}
+            self._known = {self.only: []} if self.only else {}
             for identity in (*self._here.values(), *(one for _, one in self._left.values())):
                 for model in identity.models:
                     self._known.setdefault(model, []).append(identity)
@@ -117,7 +108,7 @@ class ModelNames:
         """Forget the engines that left too long ago."""
         while self._left:
             engine, (left_s, _) = next(iter(self._left.items()))
-            if self._clock() - left_s < self.keep_s:
+            if self.clock() - left_s < self.keep_s:
                 return
             del self._left[engine]
             self._known = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState
@@ -61,21 +62,14 @@ class Ticket:
             pool._released(self)
 
 
+@dataclass(eq=False)
 class EnginePool:
-    """Engines by address, with their health, breakers and load.
+    """Engines by address, with their health, breakers and load."""
 
-    Args:
-        clock: monotonic seconds.
-        breaker_limits: of all breakers; may change.
-    """
+    clock: Callable[[], float] = time.monotonic  # seconds
+    breaker_limits: BreakerLimits = field(default_factory=BreakerLimits)  # may change
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        breaker_limits: BreakerLimits | None = None,
-    ) -> None:
-        self.breaker_limits = breaker_limits or BreakerLimits()
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
         self._unsettled: set[Engine] = set()  # those that failed since they last answered well
@@ -356,14 +350,14 @@ class EnginePool:
 
     def busy_s(self, engine: Engine) -> float:
         """Seconds in which the server `engine` had legs of this router; only grows."""
-        return engine.busy_s + (self._clock() if engine.requests else 0.0)
+        return engine.busy_s + (self.clock() if engine.requests else 0.0)
 
     def _tell(self, change: EngineChange, engine: Engine) -> None:
         for callback in self._change_callbacks:
             callback(change, engine)
 
     def _breaker(self) -> Breaker:
-        return Breaker(self._clock, self.breaker_limits)
+        return Breaker(self.clock, self.breaker_limits)
 
     def _changed(self) -> None:
         self._ready.clear()
@@ -383,7 +377,7 @@ class EnginePool:
     def _began(self, engine: Engine) -> None:
         server = engine.server
         if not server.requests:
-            server.busy_s -= self._clock()
+            server.busy_s -= self.clock()
         engine.requests += 1
         if server is not engine:
             server.requests += 1
@@ -402,7 +396,7 @@ class EnginePool:
         if server is not engine:
             server.requests -= 1
         if not server.requests:
-            server.busy_s += self._clock()
+            server.busy_s += self.clock()
         if server.draining and not server.requests:
             self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:

@@ -18,7 +18,7 @@ class FailoverSettings(BaseModel):
         "--stream-idle-timeout, between two of its bytes.",
         json_schema_extra={
             "section": "Engines that fail",
-            "flags": ["--request-timeout", "--request-timeout-secs"],
+            "flags": ["--request-timeout-secs"],
         },
     )
     stream_idle_timeout_s: float | None = Field(
@@ -26,13 +26,11 @@ class FailoverSettings(BaseModel):
         gt=0,
         description="Longest time between two bytes of an engine's answer. By default "
         "--request-timeout.",
-        json_schema_extra={"flags": ["--stream-idle-timeout"]},
     )
     connect_timeout_s: float = Field(
         default=Deadlines().connect_s,
         gt=0,
         description="Longest time until an engine has accepted a connection.",
-        json_schema_extra={"flags": ["--connect-timeout"]},
     )
     retry_max_attempts: int = Field(
         default=3,
@@ -52,13 +50,12 @@ class FailoverSettings(BaseModel):
         gt=0,
         description="How long an open circuit breaker keeps requests away, until it lets one pass "
         "as a trial. The time doubles with each trial that fails, up to --cb-max-timeout.",
-        json_schema_extra={"flags": ["--cb-timeout", "--cb-timeout-duration-secs"]},
+        json_schema_extra={"flags": ["--cb-timeout-duration-secs"]},
     )
     cb_max_timeout_s: float = Field(
         default=BreakerLimits().max_cooldown_s,
         gt=0,
         description="Longest time between two trials; at least --cb-timeout.",
-        json_schema_extra={"flags": ["--cb-max-timeout"]},
     )
 
     @property

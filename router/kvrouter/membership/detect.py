@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvrouter.engines.engine import Identity, Role
-from kvrouter.engines.families import AUTO
-from kvrouter.engines.families.base import BadAnswer, Handoff
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.families import AUTO, Families
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families import Families
-    from kvrouter.engines.families.base import Family
     from kvrouter.engines.families.pages import Ask
 
 MODELS_PATH: Final = "/v1/models"
@@ -33,44 +30,29 @@ PROBE_PRIORITY: Final = 1
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class EngineDetector:
     """Identifies engines.
 
-    Args:
-        families: the dialects.
-        ask: sends requests; a POST may wait its turn among the engine's other requests.
-        connector: the family of all engines, or "auto".
-        model: the one model to serve; None: every model of the engines.
-        bootstrap_ports: by the engine's address; under "" that of all others. Discovery may add
-            some later.
+    Attributes:
+        bootstrap_ports: by the engine's address; under "" that of all others. Discovery may
+            add some later.
         rank_counts: numbers of data-parallel ranks, likewise; they override what engines report.
-        try_priority: whether to find out which prefill engines take a `priority`.
     """
 
-    def __init__(
-        self,
-        families: Families,
-        ask: Ask,
-        *,
-        connector: str = "store",
-        model: str | None = None,
-        bootstrap_ports: Mapping[str, int] | None = None,
-        rank_counts: Mapping[str, int] | None = None,
-        try_priority: bool = False,
-    ) -> None:
-        self._families = families
-        self._ask = ask
-        self._connector = connector
-        self._model = model
-        self._ports = {} if bootstrap_ports is None else bootstrap_ports
-        self._counts = rank_counts or {}
-        self._try_priority = try_priority
+    families: Families  # the dialects
+    ask: Ask  # sends requests; a POST may wait its turn among the engine's other requests
+    connector: str = "store"  # the family of all engines, or "auto"
+    model: str | None = None  # the one model to serve; None: every model of the engines
+    bootstrap_ports: Mapping[str, int] = field(default_factory=dict)
+    rank_counts: Mapping[str, int] = field(default_factory=dict)
+    try_priority: bool = False  # whether to find out which prefill engines take a `priority`
 
     async def identify(self, engine: Engine) -> Identity:
         """All that the router needs to know of `engine`; ProbeFailed: it does not answer well."""
         cards = await self._cards(engine)
         served = self._served(cards)
-        pages = EnginePages(engine, self._ask, _of(self._ports, engine), cards[0].owned_by)
+        pages = EnginePages(engine, self.ask, _of(self.bootstrap_ports, engine), cards[0].owned_by)
         endpoints = await _endpoints(pages)
         family = await self._family(pages)
         probe = None
@@ -80,8 +62,8 @@ class EngineDetector:
         handoff, takes_priority = probe or (Handoff(), False)
         legs, block_tokens, kv_tokens = LegSupport(can_split=False), 0, 0
         if probe is not None:
-            if self._connector == AUTO:
-                family = self._families.named(await family.by_probe(handoff, pages))
+            if self.connector == AUTO:
+                family = self.families.named(await family.by_probe(handoff, pages))
             legs = await family.legs(pages)
             block_tokens = handoff.block_tokens or await family.block_tokens(pages)
             kv_tokens = await family.kv_tokens(pages)
@@ -108,14 +90,14 @@ class EngineDetector:
 
     async def check_health(self, engine: Engine) -> None:
         """Ask for its health page, unless `served` asks the same; ProbeFailed: it is not well."""
-        family = self._connector
+        family = self.connector
         if family == AUTO and engine.identity is not None:
             family = engine.family
-        path = "/health" if family == AUTO else self._families.named(family).health_path
+        path = "/health" if family == AUTO else self.families.named(family).health_path
         if path == MODELS_PATH:
             return
         try:
-            await self._ask(engine, path, None)
+            await self.ask(engine, path, None)
         except ProbeFailed as error:
             if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
                 raise
@@ -129,22 +111,22 @@ class EngineDetector:
         return self._served(await self._cards(engine))
 
     async def _cards(self, engine: Engine) -> list[Card]:
-        return read_models(await self._ask(engine, MODELS_PATH, None))
+        return read_models(await self.ask(engine, MODELS_PATH, None))
 
     def _served(self, cards: list[Card]) -> Identity:
         models = tuple(dict.fromkeys(card.id for card in cards))
-        if self._model is not None:
-            if self._model not in models:
-                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
-            models = (self._model,)
+        if self.model is not None:
+            if self.model not in models:
+                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self.model}")
+            models = (self.model,)
         adapters = tuple((card.id, card.root) for card in cards if card.parent and card.root)
         return Identity(models, cards[0].max_model_len, adapters=adapters)
 
     async def _family(self, pages: EnginePages) -> Family:
         """The family of an engine, as far as its pages show it."""
-        if self._connector == AUTO:
-            return await self._families.detect(pages)
-        return self._families.named(await self._families.named(self._connector).variant(pages))
+        if self.connector == AUTO:
+            return await self.families.detect(pages)
+        return self.families.named(await self.families.named(self.connector).variant(pages))
 
     async def _probe(
         self, engine: Engine, family: Family, model: str
@@ -154,14 +136,14 @@ class EngineDetector:
         None: the engine does not generate text.
         """
         probe, handoff = family.probe_body(model), Handoff()
-        ranks = self._try_priority and family.schedules_by_priority
+        ranks = self.try_priority and family.schedules_by_priority
         try:
             if ranks and engine.role.serves(Role.PREFILL):
                 ranked = family.probe_body(model, priority=PROBE_PRIORITY)
                 if ranked and (answer := await self._ask_priority(engine, ranked)):
                     return _read(family, answer), True
             if probe is not None:
-                handoff = _read(family, await self._ask(engine, COMPLETIONS, probe))
+                handoff = _read(family, await self.ask(engine, COMPLETIONS, probe))
         except ProbeFailed as error:
             if error.status in _NOT_THERE or NO_COMPLETIONS in str(error):
                 return None
@@ -171,7 +153,7 @@ class EngineDetector:
     async def _ask_priority(self, engine: Engine, probe: bytes) -> bytes | None:
         """The answer to a request with a `priority`; None: the engine takes none."""
         try:
-            return await self._ask(engine, COMPLETIONS, probe)
+            return await self.ask(engine, COMPLETIONS, probe)
         except ProbeFailed as error:
             if error.status != 400 or NO_COMPLETIONS in str(error):
                 raise
@@ -187,7 +169,7 @@ class EngineDetector:
         configured number.
         """
         named = len(legs.bootstrap.engine_ids) if legs.bootstrap is not None else 0
-        count = named or _of(self._counts, engine) or len(reported)
+        count = named or _of(self.rank_counts, engine) or len(reported)
         if reported and count != len(reported) and (named or count != 1):
             raise ProbeFailed(
                 f"it reports {len(reported)} data-parallel ranks, not {count}"

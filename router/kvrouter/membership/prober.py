@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.families.pages import ProbeFailed
@@ -21,34 +21,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Prober:
     """Watches engines: those that are well join the pool, the others leave it.
 
-    Args:
-        pool: of the engines.
-        client: of `detector`; the prober closes it.
-        detector: identifies engines and checks their health.
-        interval_s: between two health checks of one engine; may change.
-        failed_checks: in a row, after which an engine leaves the pool; may change.
+    Attributes:
         learn: is awaited with the manifest and the cache groups of an engine before it joins.
     """
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        client: ProbeClient,
-        detector: EngineDetector,
-        *,
-        interval_s: float,
-        failed_checks: int,
-        learn: Callable[[str, tuple[CacheGroup, ...]], Awaitable[None]] | None = None,
-    ) -> None:
-        self.client = client
-        self.interval_s = interval_s
-        self.failed_checks = failed_checks
-        self._pool = pool
-        self._detector = detector
-        self._learn = learn
+    pool: EnginePool  # of the engines
+    client: ProbeClient  # of `detector`; the prober closes it
+    detector: EngineDetector  # identifies engines and checks their health
+    interval_s: float  # between two health checks of one engine; may change
+    failed_checks: int  # in a row, after which an engine leaves the pool; may change
+    learn: Callable[[str, tuple[CacheGroup, ...]], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._probed: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}
@@ -90,7 +78,7 @@ class Prober:
     async def check(self, engine: Engine) -> str | None:
         """Check its health, then identify it or refresh its models; what is wrong, or None."""
         try:
-            await self._detector.check_health(engine)
+            await self.detector.check_health(engine)
             if engine.identity is None:
                 await self._identify(engine)
             else:
@@ -100,15 +88,15 @@ class Prober:
         return None
 
     async def _identify(self, engine: Engine) -> None:
-        identity = await self._detector.identify(engine)
-        if self._learn is not None and identity.manifest is not None:
-            await self._learn(identity.manifest, identity.groups)
+        identity = await self.detector.identify(engine)
+        if self.learn is not None and identity.manifest is not None:
+            await self.learn(identity.manifest, identity.groups)
         log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
-        self._pool.join(engine, identity)
+        self.pool.join(engine, identity)
 
     async def _refresh_models(self, engine: Engine) -> None:
         """Find out which adapters the engine has loaded and unloaded."""
-        served = await self._detector.served(engine)
+        served = await self.detector.served(engine)
         known = engine.identity
         if known is None:
             return  # it left meanwhile
@@ -120,7 +108,7 @@ class Prober:
         )
         if identity != known:
             log.info("engine %s now serves %s", engine.address, ", ".join(identity.models))
-            self._pool.update_models(engine, identity)
+            self.pool.update_models(engine, identity)
 
     async def _watch(self, engine: Engine, probed: asyncio.Event) -> None:
         failures, logged = 0, ""
@@ -139,7 +127,7 @@ class Prober:
             failures += 1
             self._problems[engine] = problem
             if (engine.identity is None or failures >= self.failed_checks) and (
-                self._pool.leave(engine) or problem != logged
+                self.pool.leave(engine) or problem != logged
             ):
                 log.warning("engine %s is not available: %s", engine.address, problem)
                 logged = problem

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.errors import speaks_anthropic
+from kvrouter.errors import ApiError, speaks_anthropic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
 
-    from kvrouter.errors import ApiError
 
 DONE: Final = b"[DONE]"
 """Data of the last event of a stream."""

@@ -11,12 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import BaseSettings, EnvSettingsSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from pydantic_settings import BaseSettings
 
 _URL: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d{1,5}")
 _URL_NAME: Final = re.compile(r"\w+_PORT(_\d{1,5}_(TCP|UDP|SCTP))?")

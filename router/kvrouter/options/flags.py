@@ -7,14 +7,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.options.complaints import UsageError, did_you_mean
-from kvrouter.options.option import REQUIRED, options
+from kvrouter.options.option import REQUIRED, Option, options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic import BaseModel
 
-    from kvrouter.options.option import Option
 
 _OTHERS: Final = "General"
 _SHOWN: Final = 80

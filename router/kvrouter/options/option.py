@@ -5,7 +5,7 @@ A field `some_name` is the flag `--some-name`, the variable `PREFIX_SOME_NAME` (
 
 - `section`: the heading under which help lists it and the fields after it;
 - `metavar`: what help calls its value, unless its name or type says that;
-- `flags`: more spellings of the flag;
+- `flags`: more spellings of the flag (a time `some_s` is `--some` too);
 - `positional`: it may also be given without its flag.
 """
 
@@ -87,7 +87,7 @@ def options(model: type[BaseModel]) -> Iterator[Option]:
         kind, choices = _kind(info)
         yield Option(
             name,
-            ("--" + name.replace("_", "-"), *_texts(extra.get("flags", []))),
+            tuple(dict.fromkeys([*_spellings(name), *_texts(extra.get("flags", []))])),
             env_prefix(model) + name.upper(),
             _default(info),
             info.description or "",
@@ -103,6 +103,13 @@ def options(model: type[BaseModel]) -> Iterator[Option]:
 def env_prefix(model: type[BaseModel]) -> str:
     """What the variables of a model's settings begin with."""
     return str(model.model_config.get("env_prefix", ""))
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """The flags of a field; that of a time may leave out its unit."""
+    yield "--" + name.replace("_", "-")
+    if name.endswith("_s"):
+        yield "--" + name.removesuffix("_s").replace("_", "-")
 
 
 def _names(model: type[BaseModel]) -> Iterator[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from kvrouter.options.addresses import bare_address, parse_address
 from kvrouter_store.connection.address import parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def split(value: Any) -> Any:
@@ -28,56 +33,37 @@ def unique_addresses(items: list[str]) -> list[str]:
     return list(dict.fromkeys(parse_address(item) for item in items))
 
 
-def by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
-    """Numbers by engine, from `NUMBER` (stored under "") and `HOST:PORT=NUMBER`.
-
-    Raises:
-        ValueError: one is not from 1 to `highest`; `remedy` with the item filled in.
-    """
-    found: dict[str, int] = {}
-    for item in items:
-        engine, _, number = item.rpartition("=")
-        if not (number.isdecimal() and 0 < int(number) <= highest):
-            raise ValueError(remedy.format(item))
-        found[bare_address(parse_address(engine)) if engine else ""] = int(number)
-    return found
+def by_engine(items: list[str]) -> dict[str, int]:
+    """Numbers by engine, from `NUMBER` (stored under "") and `HOST:PORT=NUMBER`."""
+    pairs = (item.rpartition("=") for item in items)
+    return {bare_address(parse_address(e)) if e else "": int(number) for e, _, number in pairs}
 
 
-def checked_by_engine(highest: int, metavar: str) -> AfterValidator:
-    """Check items for `by_engine`."""
-    remedy = f"{{!r}}: give it as {metavar} or HOST:PORT={metavar}"
+def by_model(items: list[str]) -> dict[str, int]:
+    """Numbers by model, from `NAME=NUMBER`."""
+    return {model: int(number) for model, _, number in (item.rpartition("=") for item in items)}
 
-    def check(items: list[str]) -> list[str]:
-        by_engine(items, highest, remedy)
-        return items
+
+def checked(read: Callable[[Any], object]) -> AfterValidator:
+    """Check a value, unless there is none, by `read`, whose ValueError names the remedy."""
+
+    def check(value: Any) -> Any:
+        if value:
+            read(value)
+        return value
 
     return AfterValidator(check)
 
 
-def by_model(items: list[str], least: int = 0, remedy: str = "{}") -> dict[str, int]:
-    """Numbers by model, from `NAME=NUMBER`.
+def _numbers(shape: str, allowed: range, form: str) -> AfterValidator:
+    """Check that items have a shape (a regular expression) and end in an allowed number."""
 
-    Raises:
-        ValueError: one is less than `least`; `remedy` with the item filled in.
-    """
-    found: dict[str, int] = {}
-    for item in items:
-        model, _, number = item.rpartition("=")
-        if not (model and number.isdecimal() and int(number) >= least):
-            raise ValueError(remedy.format(item))
-        found[model] = int(number)
-    return found
+    def read(items: list[str]) -> None:
+        for item in items:
+            if not (re.fullmatch(shape, item) and int(item.rpartition("=")[2]) in allowed):
+                raise ValueError(f"{item!r}: give it as {form}")
 
-
-def checked_by_model(least: int, metavar: str) -> AfterValidator:
-    """Check items for `by_model`."""
-    remedy = f"{{!r}}: give it as NAME={metavar}, with at least {least}"
-
-    def check(items: list[str]) -> list[str]:
-        by_model(items, least, remedy)
-        return items
-
-    return AfterValidator(check)
+    return checked(read)
 
 
 def _pairs(value: Any) -> Any:
@@ -87,30 +73,45 @@ def _pairs(value: Any) -> Any:
     return split(value)
 
 
-def _store_url(value: str | None) -> str | None:
-    if value is not None:
-        parse_url(value)
-    return value
-
-
 def _called(metavar: str) -> Any:
     return Field(json_schema_extra={"metavar": metavar})
 
 
+_ENGINES = r"(.*=)?\d+"
+_MODELS = r".+=\d+"
+
 Texts = Annotated[list[str], BeforeValidator(split)]
 Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]
-EnginePorts = Annotated[Texts, checked_by_engine(65535, "PORT"), _called("PORT")]
-RankCounts = Annotated[Texts, checked_by_engine(4096, "COUNT"), _called("COUNT")]
+EnginePorts = Annotated[
+    Texts,
+    _numbers(_ENGINES, range(1, 65536), "PORT or HOST:PORT=PORT"),
+    checked(by_engine),
+    _called("PORT"),
+]
+RankCounts = Annotated[
+    Texts,
+    _numbers(_ENGINES, range(1, 4097), "COUNT or HOST:PORT=COUNT"),
+    checked(by_engine),
+    _called("COUNT"),
+]
 _ByName = Annotated[
     list[str], BeforeValidator(_pairs, json_schema_input_type=list[str] | dict[str, int])
 ]
-ModelCounts = Annotated[_ByName, checked_by_model(1, "COUNT"), _called("NAME=COUNT")]
-ModelTokens = Annotated[_ByName, checked_by_model(0, "TOKENS"), _called("NAME=TOKENS")]
+ModelCounts = Annotated[
+    _ByName,
+    _numbers(_MODELS, range(1, sys.maxsize), "NAME=COUNT, with at least 1"),
+    _called("NAME=COUNT"),
+]
+ModelTokens = Annotated[
+    _ByName,
+    _numbers(_MODELS, range(sys.maxsize), "NAME=TOKENS, with at least 0"),
+    _called("NAME=TOKENS"),
+]
 StoreTokenFile = Annotated[
     str,
     Field(description="File that holds the token of the store, in place of --store-token."),
 ]
-StoreUrl = Annotated[str | None, AfterValidator(_store_url), _called("URL")]
+StoreUrl = Annotated[str | None, checked(parse_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]
 LogLevel = Literal["debug", "info", "warning", "error"]

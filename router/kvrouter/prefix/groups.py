@@ -9,13 +9,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter_store.client.asyncio_client import AsyncLanding
+from kvrouter_store.client.asyncio_client import AsyncLanding, AsyncLease, AsyncStoreClient
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter_store.client.asyncio_client import AsyncLease, AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
     Group = tuple[Manifest, int | None]  # and how many trailing blocks it needs; None: all

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvrouter.engines.engine import HashDomain
+from kvrouter.engines.engine import Engine, HashDomain
 from kvrouter.openai.media import with_digests
-from kvrouter.openai.request import BYTES_PER_TOKEN
+from kvrouter.openai.request import BYTES_PER_TOKEN, Request
 from kvrouter.prefix.session import session_of, standing
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.engine import Engine
-    from kvrouter.openai.request import Request
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex

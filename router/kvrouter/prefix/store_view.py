@@ -51,17 +51,17 @@ class LandingResult:
     lease: Leases | None = None  # on them; its owner must release it
 
 
+@dataclass(eq=False)
 class StoreView:
     """Asks the store by a client that its owner closes. Calls may be concurrent.
 
     `counts` has the outcomes of waits by name, and `match_failed`.
     """
 
-    def __init__(
-        self, store: AsyncStoreClient, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._store = store
-        self._clock = clock
+    store: AsyncStoreClient
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._manifests: dict[str, Manifest] = {}
         self._groups: dict[str, tuple[CacheGroup, ...]] = {}
         self._resolved: dict[str, Sequence[Group]] = {}  # of `_groups_of`, where all are known
@@ -103,7 +103,7 @@ class StoreView:
         if not hashes:
             return 0
         try:
-            return await loadable(self._store, await self._groups_of(manifest), hashes)
+            return await loadable(self.store, await self._groups_of(manifest), hashes)
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return 0
@@ -133,7 +133,7 @@ class StoreView:
             if not groups:
                 return self._ended(LandingOutcome.UNKNOWN_MANIFEST)
             landing, leases = await landed(
-                self._store, groups, hashes, span, deadline_s, lease=lease
+                self.store, groups, hashes, span, deadline_s, lease=lease
             )
         except (KVStoreError, TimeoutError) as error:
             log.debug("landing: %s", error)
@@ -165,7 +165,7 @@ class StoreView:
     async def _find(self, manifest: str) -> Manifest | None:
         """A manifest by its digest; concurrent calls share one request for unknown ones."""
         found = self._manifests.get(manifest)
-        if found is None and (self._reloading or self._clock() >= self._reload_at):
+        if found is None and (self._reloading or self.clock() >= self._reload_at):
             if self._reloading is None:
                 self._reloading = asyncio.create_task(self._reload())
                 self._reloading.add_done_callback(_consume)
@@ -175,9 +175,9 @@ class StoreView:
 
     async def _reload(self) -> None:
         try:
-            for each in await self._store.manifests():
+            for each in await self.store.manifests():
                 self._manifests[each.digest.hex()] = each.manifest
-            self._reload_at = self._clock() + RELOAD_INTERVAL_S
+            self._reload_at = self.clock() + RELOAD_INTERVAL_S
         finally:
             self._reloading = None
 

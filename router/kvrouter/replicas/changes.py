@@ -8,32 +8,31 @@ router can repeat all of them at any time. Synchronous; bounded.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.options.addresses import bare_address
-from kvrouter.replicas.messages import MAX_CHANGES, Change
+from kvrouter.replicas.messages import MAX_CHANGES, Action, Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
-    from kvrouter.replicas.messages import Action
 
 MAX_AHEAD_MS: Final = 3_600_000
 """A stamp further ahead of this router's clock is ignored: no change could win against it."""
 
 
+@dataclass(eq=False)
 class Changes:
     """The latest change of each engine, recorded by `router` at `now_ms` (Unix time)."""
 
-    def __init__(
-        self, router: str, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    ) -> None:
-        self._router = router
-        self._now_ms = now_ms
+    router: str
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+    def __post_init__(self) -> None:
         self._latest: dict[str, Change] = {}
         self._stamp = 0
 
@@ -43,13 +42,13 @@ class Changes:
 
     def record(self, address: str, action: Action) -> None:
         """Record a change that an operator made on this router."""
-        self._stamp = max(self._stamp + 1, self._now_ms())
-        self._keep(Change(address, action, self._stamp, self._router))
+        self._stamp = max(self._stamp + 1, self.now_ms())
+        self._keep(Change(address, action, self._stamp, self.router))
 
     def merge(self, changes: Iterable[Change]) -> list[Change]:
         """Take over changes of another router; returns those that this router must carry out."""
         news = []
-        limit = self._now_ms() + MAX_AHEAD_MS
+        limit = self.now_ms() + MAX_AHEAD_MS
         for change in changes:
             known = self._latest.get(bare_address(change.address))
             if change.stamp > limit or (

@@ -14,12 +14,20 @@ from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.redis.client import RETRY_S, RedisFailed
+from kvrouter.redis.client import RETRY_S, RedisClient, RedisFailed
 from kvrouter.replicas.changes import Changes, SharedFleet
 from kvrouter.replicas.holdings import Holdings
-from kvrouter.replicas.messages import BadEnvelope, Guess, SnapshotRequest, State, decode
+from kvrouter.replicas.messages import (
+    BadEnvelope,
+    Change,
+    Guess,
+    Item,
+    SnapshotRequest,
+    State,
+    decode,
+)
 from kvrouter.replicas.outbox import Outbox
-from kvrouter.replicas.peers import Peers
+from kvrouter.replicas.peers import Peer, Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +36,6 @@ if TYPE_CHECKING:
     from kvrouter.membership.fleet import Fleet
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.redis.client import RedisClient
-    from kvrouter.replicas.messages import Change, Item
-    from kvrouter.replicas.peers import Peer
 
 TICK_S: Final = 0.005
 """Between two turns of the publisher. Other routers know this router's load with this delay, and

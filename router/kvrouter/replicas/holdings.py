@@ -8,11 +8,12 @@ Engines with KV events are left out: each router receives their events itself.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter.prefix.index import block_ids
+from kvrouter.prefix.index import PrefixIndex, block_ids
 from kvrouter.prefix.learnt import PIECES
-from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess
+from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess, Item
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
-    from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.replicas.messages import Item
 
 _ROOT_BYTES: Final = 8
 _ID_BYTES: Final = 8
@@ -36,25 +35,18 @@ class Queue(Protocol):
         """Does so. Never raises."""
 
 
+@dataclass(eq=False)
 class Holdings:
     """Sends guesses by `queue`, and receives those of other routers.
 
     The `tracker` knows which engines publish KV events; None if the router receives none.
     """
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        index: PrefixIndex,
-        tracker: CacheTracker | None,
-        queue: Queue,
-        counts: Counter[str],
-    ) -> None:
-        self._pool = pool
-        self._index = index
-        self._tracker = tracker
-        self._queue = queue
-        self._counts = counts
+    pool: EnginePool
+    index: PrefixIndex
+    tracker: CacheTracker | None
+    queue: Queue
+    counts: Counter[str]
 
     def send(self, engine: Engine, hashes: bytes) -> None:
         """This router guesses that `engine` holds these blocks, whose tokens it sent there."""
@@ -63,25 +55,25 @@ class Holdings:
             return
         for at in range(0, len(hashes), MAX_PIECE_BLOCKS * _HASH_BYTES):
             ids = block_ids(hashes[at : at + MAX_PIECE_BLOCKS * _HASH_BYTES])
-            self._queue(Guess(engine.address, domain, ids.tobytes()))
+            self.queue(Guess(engine.address, domain, ids.tobytes()))
 
     def receive(self, guess: Guess) -> None:
         """Another router guesses these blocks."""
-        engine = self._pool.target(guess.address)
+        engine = self.pool.target(guess.address)
         if engine is None or domain_of(engine) != guess.domain or len(guess.ids) % _ID_BYTES:
-            self._counts["guesses_refused"] += 1
+            self.counts["guesses_refused"] += 1
         elif not self._has_events(engine):
-            self._counts["guesses_taken"] += 1
-            self._index.stored(engine, array("Q", guess.ids))
-            if self._tracker is not None:
-                self._tracker.guessed(engine)
+            self.counts["guesses_taken"] += 1
+            self.index.stored(engine, array("Q", guess.ids))
+            if self.tracker is not None:
+                self.tracker.guessed(engine)
 
     def snapshot(self) -> Iterator[Item | None]:
         """All guesses of this router in pieces, each as it is when it is taken.
 
         None after a step without blocks, so that the caller can yield to others.
         """
-        for engine in tuple(self._pool.targets()):
+        for engine in tuple(self.pool.targets()):
             domain = domain_of(engine)
             if domain is not None and not self._has_events(engine):
                 for ids in self._pieces(engine):
@@ -90,12 +82,12 @@ class Holdings:
     def _pieces(self, engine: Engine) -> Iterator[bytes]:
         end: int | None = None
         while end != 0:
-            end, ids = self._index.held(engine, end)
+            end, ids = self.index.held(engine, end)
             for at in range(0, len(ids) or 1, MAX_PIECE_BLOCKS * _ID_BYTES):
                 yield ids[at : at + MAX_PIECE_BLOCKS * _ID_BYTES]
 
     def _has_events(self, engine: Engine) -> bool:
-        return self._tracker is not None and self._tracker.reports(engine)
+        return self.tracker is not None and self.tracker.reports(engine)
 
 
 def domain_of(engine: Engine) -> Domain | None:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.pool import EnginePool
     from kvrouter.replicas.group import Group
-    from kvrouter.telemetry.series import Row
 
 
 def readings(group: Group | None, pool: EnginePool) -> Iterator[Reading]:
@@ -22,45 +21,40 @@ def readings(group: Group | None, pool: EnginePool) -> Iterator[Reading]:
     yield Reading(
         "kvrouter:replicas",
         "Other routers of this group that sent a message within the last 5 s.",
-        lambda: [((), float(len(group.peers)))],
+        lambda: len(group.peers),
     )
     yield Reading(
         "kvrouter:replica_lag_seconds",
         "Time that the last message of this router took through Redis and back.",
-        lambda: [((), group.lag_s)],
+        lambda: group.lag_s,
     )
     yield Reading(
         "kvrouter:replica_silence_seconds",
         "Time since the last state of the router that has been silent longest.",
-        lambda: [((), group.peers.oldest_state_s())],
+        group.peers.oldest_state_s,
     )
     yield Reading(
         "kvrouter:replica_messages",
         "Messages to and from other routers, lost and refused ones too, by kind.",
-        lambda: [((kind,), float(count)) for kind, count in group.counts.items()],
+        group.counts.items,
         ["kind"],
         grows=True,
     )
     yield Reading(
         "kvrouter:worker_tokens_elsewhere",
         "Tokens in flight on an engine from other routers of the group.",
-        lambda: list(_remote_tokens(pool)),
+        lambda: ((engine.address, engine.remote_tokens) for engine in pool.targets()),
         ["engine"],
     )
     yield Reading(
         "kvrouter:redis_connected",
         "Whether Redis answered the last command.",
-        lambda: [((), float(redis.connected))],
+        lambda: redis.connected,
     )
     yield Reading(
         "kvrouter:redis",
         "Connections to Redis, and commands that failed or were refused, by kind.",
-        lambda: [((kind,), float(count)) for kind, count in redis.counts.items()],
+        redis.counts.items,
         ["kind"],
         grows=True,
     )
-
-
-def _remote_tokens(pool: EnginePool) -> Iterator[Row]:
-    for engine in pool.targets():
-        yield (engine.address,), float(engine.remote_tokens)

@@ -9,6 +9,7 @@ from kvrouter.replicas.messages import (
     MAX_ENVELOPE_BYTES,
     VERSION,
     Envelope,
+    Item,
     State,
     cost,
     encode,
@@ -17,7 +18,6 @@ from kvrouter.replicas.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.replicas.messages import Item
 
 MAX_QUEUED_BYTES: Final = 8 << 20
 """Beyond it the oldest items are dropped, and the other routers ask for a snapshot."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, Literal
 
-from kvrouter.openai.request import priority
+from kvrouter.openai.request import Request, priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.openai.request import Request
 
 TOKENS_PER_MS: Final = 10.0
 """Prompt tokens that an engine computes in a millisecond without attention. Only the order of legs

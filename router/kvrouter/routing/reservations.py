@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Role
-from kvrouter.prefix.in_flight import marks_of
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.prefix.in_flight import InFlightPrefixes, marks_of
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool, Ticket
-    from kvrouter.prefix.in_flight import InFlightPrefixes
 
 
 class LegReservations:

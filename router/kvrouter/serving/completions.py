@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter.openai.request import parse
+from kvrouter.openai.request import Request, parse
 from kvrouter.serving.legs.leg import KINDS
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.waiting import QueueWait
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.openai.request import Request
     from kvrouter.serving.choices.fanout import Fanout
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext, ResponseSink

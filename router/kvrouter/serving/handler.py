@@ -15,7 +15,7 @@ from kvrouter.admission.work import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
-from kvrouter.openai.request import UNREAD, priority
+from kvrouter.openai.request import UNREAD, Request, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.openai.request import Request
     from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
     from kvrouter.telemetry.metrics import Metrics

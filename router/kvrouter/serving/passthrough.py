@@ -16,16 +16,17 @@ import orjson
 
 from kvrouter import _native
 from kvrouter.engines.compatibility import on_other_servers
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
-from kvrouter.openai.endpoints import OTHER, endpoint_at
+from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import (
+    PromptUsage,
     generated_tokens,
     last_usage,
     prompt_usage,
@@ -33,14 +34,9 @@ from kvrouter.openai.response import (
     tidy_events,
 )
 from kvrouter.routing.plan import RouteInputs, chosen_by
-from kvrouter.routing.policies.base import in_turn
-from kvrouter.serving.legs.engine_client import check_begun
-from kvrouter.serving.legs.retries import (
-    NOT_TAKEN,
-    EngineFull,
-    LegFailed,
-    decode_error,
-)
+from kvrouter.routing.policies.base import Policy, in_turn
+from kvrouter.serving.legs.engine_client import EngineClient, check_begun
+from kvrouter.serving.legs.retries import NOT_TAKEN, EngineFull, LegFailed, Retries, decode_error
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
 
@@ -49,17 +45,10 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool, Ticket
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.openai.endpoints import Endpoint
-    from kvrouter.openai.response import PromptUsage
-    from kvrouter.routing.policies.base import Policy
-    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
-    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.rendered import RenderedLegs
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
@@ -199,9 +188,9 @@ class Passthrough:
             await self._stream(context, endpoint, ticket, answer)
             return
         body = await self.client.read(ticket.engine, answer, any_kind=endpoint is OTHER)
-        if answer.status >= 400 and not _is_error(body):
+        if answer.status >= 400 and (told := _foreign_error(body)) is not None:
             usual = f"The engine answers {answer.status} to {context.exchange.path}."
-            raise ApiError(answer.status, _told(body) or usual)
+            raise ApiError(answer.status, told or usual)
         if answer.status == 200:
             self._computed(context, endpoint, ticket)
         usage = last_usage(body)
@@ -276,22 +265,17 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
     return Request("chat", body, spans, orjson.loads(model), False, most, None, tokens, salt)
 
 
-def _is_error(body: bytes) -> bool:
+def _foreign_error(body: bytes) -> str | None:
+    """The message, or "", of an error that is not OpenAI's (TensorRT-LLM's); None: it is."""
     try:
         answer = orjson.loads(body)
     except ValueError:
-        return False
-    return isinstance(answer, dict) and isinstance(answer.get("error"), dict)
-
-
-def _told(body: bytes) -> str | None:
-    """The message of an error that is not OpenAI's, as TensorRT-LLM writes it."""
-    try:
-        answer = orjson.loads(body)
-    except ValueError:
+        return ""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict):
         return None
-    told = answer.get("error") or answer.get("message") if isinstance(answer, dict) else None
-    return told[:_MESSAGE] if isinstance(told, str) else None
+    told = error or answer.get("message") if isinstance(answer, dict) else None
+    return told[:_MESSAGE] if isinstance(told, str) else ""
 
 
 def _as_answer(failed: LegFailed) -> ApiError:

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.splice import splice
 from kvrouter.openai.endpoints import MESSAGES, RESPONSES
-from kvrouter.openai.request import parse
+from kvrouter.openai.request import Request, parse
 from kvrouter.serving.legs.retries import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.openai.request import Request
     from kvrouter.prefix.tokenize import PromptTokens, TokenSource
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext, ResponseSink

@@ -8,23 +8,21 @@ for several in a row it is there already (benchmarks/overhead.py).
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
-from kvrouter.serving.request.ttft_parts import ms, parts_of
+from kvrouter.serving.request.ttft_parts import Parts, ms, parts_of
 from kvrouter.serving.request.usage import usage_of
-from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
-from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
+from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL, Metrics
+from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 
 if TYPE_CHECKING:
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.request.ttft_parts import Parts
-    from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.trace import Tracing
 
 _TOGETHER: Final = 16
@@ -34,22 +32,18 @@ _MODEL: Final = 200
 """Characters of a model's name in a line: a client may ask for any."""
 
 
+@dataclass(eq=False)
 class Settler:
-    """Takes requests that have ended; a scrape, a full list or a fifth of a second settles them.
+    """Takes requests that have ended; a scrape, a full list or a fifth of a second settles them."""
 
-    Args:
-        metrics: counts and times them; asks for settlement before a scrape.
-        log: takes a line for each, or None.
-        tracing: takes the traces of those that have one.
-    """
+    metrics: Metrics  # counts and times them; asks for settlement before a scrape
+    log: RequestLog | None  # takes a line for each, or None
+    tracing: Tracing | None  # takes the traces of those that have one
 
-    def __init__(self, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._tracing = tracing
+    def __post_init__(self) -> None:
         self._waiting: list[tuple[RequestContext, float]] = []
         self._soon = False  # whether a timer runs
-        metrics.settle = self.settle
+        self.metrics.settle = self.settle
 
     def take(self, context: RequestContext, now_s: float) -> None:
         """`context` ended then, on the monotonic clock; it does not change any more."""
@@ -79,28 +73,28 @@ class Settler:
         parts = parts_of(context.timing, context.timing.first_s or now_s)
         status = _status(context)
         self._count(context, status, parts, now_s)
-        if self._log is not None:
-            self._log.write(line_of(context, status, parts, now_s, at_s))
-        if self._tracing is not None and context.trace is not None:
+        if self.log is not None:
+            self.log.write(line_of(context, status, parts, now_s, at_s))
+        if self.tracing is not None and context.trace is not None:
             end_request(context, context.trace.request, parts, now_s)
-            self._tracing.take(context.trace)
+            self.tracing.take(context.trace)
 
     def _settle_passed_through(
         self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
     ) -> None:
         status = _status(context)
-        model = self._metrics.of(context.model)
+        model = self.metrics.of(context.model)
         model.generation_tokens += context.outcome.generated
-        self._metrics.passed_through[endpoint.path, str(status), model.label] += 1
+        self.metrics.passed_through[endpoint.path, str(status), model.label] += 1
         _charge(context, model.label)
-        if self._log is not None:
-            self._log.write(passed_through_line(context, status, now_s, at_s))
-        if self._tracing is not None and context.trace is not None:
+        if self.log is not None:
+            self.log.write(passed_through_line(context, status, now_s, at_s))
+        if self.tracing is not None and context.trace is not None:
             end_passed_through(context, context.trace.request, status, now_s)
-            self._tracing.take(context.trace)
+            self.tracing.take(context.trace)
 
     def _count(self, context: RequestContext, status: int, parts: Parts, now_s: float) -> None:
-        metrics, timing, outcome = self._metrics, context.timing, context.outcome
+        metrics, timing, outcome = self.metrics, context.timing, context.outcome
         model, reason = metrics.of(context.model), outcome.reason
         model.generation_tokens += outcome.generated  # also of those that broke off
         _charge(context, model.label)

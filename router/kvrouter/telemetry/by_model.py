@@ -10,12 +10,12 @@ from kvrouter.telemetry.series import (
     TTFT_BUCKETS,
     Histograms,
     Reading,
+    Row,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvrouter.telemetry.series import Row
 
 MODEL: Final = "model"
 """The label that names the model of a request; empty while it is unknown."""
@@ -129,7 +129,7 @@ class ByModel:
         return Reading(
             f"kvrouter:{name}",
             text,
-            lambda: (((one.label,), float(count(one))) for one in self),
+            lambda: ((one.label, count(one)) for one in self),
             [MODEL],
             grows=True,
         )
@@ -139,4 +139,4 @@ class ByModel:
             missing = one.prompt_tokens - one.hit_engine - one.hit_store
             found = {"engine": one.hit_engine, "store": one.hit_store, "none": missing}
             for source, tokens in found.items():
-                yield (source, one.label), float(tokens)
+                yield (source, one.label), tokens

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pydantic import ByteSize
 
-from kvrouter.telemetry.series import Reading
+from kvrouter.telemetry.series import Reading, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvrouter.telemetry.series import Row
 
 __all__ = ["BoundedCache", "CacheUse", "bounds", "cache_readings"]
 
@@ -54,5 +53,4 @@ def bounds(caches: Mapping[str, BoundedCache]) -> str:
 
 
 def _rows(field: str, caches: Mapping[str, BoundedCache]) -> Iterator[Row]:
-    for name, cache in caches.items():
-        yield (name,), float(getattr(cache.use, field))
+    return ((name, getattr(cache.use, field)) for name, cache in caches.items())

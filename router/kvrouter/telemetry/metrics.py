@@ -52,12 +52,12 @@ class Metrics(Collector):
             Reading(
                 "kvrouter:num_requests_running",
                 "Requests in flight.",
-                lambda: [((), float(self.running))],
+                lambda: self.running,
             ),
             Reading(
                 "kvrouter:build_info",
                 "Always 1; the labels are the versions of kvrouter and Python.",
-                lambda: [(build, 1.0)],
+                lambda: [(build, 1)],
                 ["version", "python"],
             ),
         ]

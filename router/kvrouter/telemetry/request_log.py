@@ -15,12 +15,11 @@ from msgspec import Struct
 from msgspec.json import Encoder
 from msgspec.structs import asdict, replace
 
-from kvrouter_store.log import log_to_stderr
+from kvrouter_store.log import LogWriter, log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter_store.log import LogWriter
 
 FLUSH_S: Final = 0.2
 _HELD_LINES: Final = 128

@@ -7,6 +7,7 @@ neither, so values are plain numbers here.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -130,32 +131,26 @@ class Tally(defaultdict[tuple[str, ...] | str, int]):
         return family
 
 
-Row = tuple[tuple[str, ...], float]
+Row = tuple[tuple[str, ...] | str, float]
+"""The values of its labels (of a single one by itself), and its number."""
 
 
+@dataclass(eq=False)
 class Reading:
-    """A gauge, or with `grows` a counter, whose rows `read` returns at each scrape."""
+    """A gauge, or with `grows` a counter, that `read` returns at each scrape: a number, or rows."""
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        read: Callable[[], Iterable[Row]],
-        labels: Sequence[str] = (),
-        *,
-        grows: bool = False,
-    ) -> None:
-        self.name = name
-        self.help = text
-        self.labels = tuple(labels)
-        self._read = read
-        self._grows = grows
+    name: str
+    help: str
+    read: Callable[[], float | Iterable[Row]]
+    labels: Sequence[str] = ()
+    grows: bool = False
 
     def family(self) -> Metric:
         """As Prometheus has it."""
         family: CounterMetricFamily | GaugeMetricFamily
-        kind = CounterMetricFamily if self._grows else GaugeMetricFamily
+        kind = CounterMetricFamily if self.grows else GaugeMetricFamily
         family = kind(self.name, self.help, labels=self.labels)
-        for labels, value in self._read():
-            family.add_metric(labels, value)
+        found = self.read()
+        for labels, value in [((), found)] if isinstance(found, int | float) else found:
+            family.add_metric((labels,) if isinstance(labels, str) else labels, float(value))
         return family

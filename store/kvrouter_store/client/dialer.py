@@ -32,6 +32,7 @@ class ChosenTransport:
     address: Address
 
 
+@dataclass(eq=False, repr=False)
 class Dialer:
     """Opens channels to one node. Safe in threads.
 
@@ -39,28 +40,20 @@ class Dialer:
     first use. ValueError and RdmaUnavailable where the wish cannot be met here.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        wish: TransportName,
-        credentials: Credentials,
-        rdma: Initiator,
-        prepare: Callable[[Channel, Deadline], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if wish == "tcp" and address.path:
-            raise ValueError(f"transport 'tcp' cannot be had at {address}; use kv://HOST:PORT")
-        if wish == "rdma":
-            rdma.open()
+    address: Address
+    wish: TransportName
+    credentials: Credentials
+    rdma: Initiator
+    prepare: Callable[[Channel, Deadline], None]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.wish == "tcp" and self.address.path:
+            raise ValueError(f"transport 'tcp' cannot be had at {self.address}; use kv://HOST:PORT")
+        if self.wish == "rdma":
+            self.rdma.open()
         self.chosen: ChosenTransport | None = None
-        self._address = address
-        self._wish = wish
-        self._credentials = credentials
-        self._rdma = rdma
-        self._prepare = prepare
         self._rdma_denied = False
-        self._clock = clock
         self._digests = True
         self._backoff = BackOff()
         self._lock = threading.Lock()
@@ -92,7 +85,7 @@ class Dialer:
         try:
             channel = self._open(chosen, access, deadline)
         except DeadlineExceeded:
-            self._backoff.failed(self._clock())
+            self._backoff.failed(self.clock())
             raise
         except StoreUnavailable:
             self._forget(chosen)
@@ -104,11 +97,11 @@ class Dialer:
 
     def probe(self, deadline: Deadline) -> None:
         """Find out whether the node answers. Raises StoreUnavailable, StoreRefused."""
-        Channel(self.choose(deadline).address, self._credentials, deadline).discard()
+        Channel(self.choose(deadline).address, self.credentials, deadline).discard()
 
     def close(self) -> None:
         """Close the RDMA device, once no channel uses it any more."""
-        self._rdma.close()
+        self.rdma.close()
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -116,11 +109,11 @@ class Dialer:
         try:
             yield
         except StoreUnavailable:
-            self._backoff.failed(self._clock())
+            self._backoff.failed(self.clock())
             raise
 
     def _check_pause(self) -> None:
-        pause_s = self._backoff.remaining_s(self._clock())
+        pause_s = self._backoff.remaining_s(self.clock())
         if pause_s:
             raise StoreUnavailable(f"the store cannot be reached; next try in {pause_s:.2f} s")
 
@@ -134,12 +127,12 @@ class Dialer:
 
     def _open(self, chosen: ChosenTransport, access: Access, deadline: Deadline) -> Channel:
         access = access if chosen.kind == "shm" else Access.NONE
-        channel = Channel(chosen.address, self._credentials, deadline, access)
+        channel = Channel(chosen.address, self.credentials, deadline, access)
         try:
             self._note_digests(channel.hello.digests)
             if chosen.kind == "rdma":
                 self._attach(channel, deadline)
-            self._prepare(channel, deadline)
+            self.prepare(channel, deadline)
         except BaseException:
             channel.discard()
             raise
@@ -156,45 +149,45 @@ class Dialer:
         Raises StoreUnavailable where it gets none; unless RDMA is demanded, TCP is chosen next.
         """
         try:
-            if self._wish != "rdma":
+            if self.wish != "rdma":
                 # A node that does not answer this may yet answer everything else.
                 deadline = Deadline(min(MOST_ATTACHING_S, deadline.left_s() / 2))
-            self._rdma.attach(channel, deadline)
+            self.rdma.attach(channel, deadline)
         except (RdmaUnavailable, StoreUnavailable) as error:
-            if self._wish != "rdma":
+            if self.wish != "rdma":
                 self._rdma_denied = True
                 log.info("blocks travel over TCP, not RDMA: %s", error)
                 raise NotAttached(str(error)) from error
             if not isinstance(error, NotAttached):
                 raise
-            why = f"transport 'rdma' cannot be had at {self._address}: {error}"
+            why = f"transport 'rdma' cannot be had at {self.address}: {error}"
             raise StoreUnavailable(why) from error
 
     def _ask(self, deadline: Deadline) -> ChosenTransport:
-        if self._wish in {"tcp", "rdma"}:
-            return ChosenTransport("rdma" if self._wish == "rdma" else "tcp", self._address)
-        path, epoch = self._address.path, 0
+        if self.wish in {"tcp", "rdma"}:
+            return ChosenTransport("rdma" if self.wish == "rdma" else "tcp", self.address)
+        path, epoch = self.address.path, 0
         if not path:
             path, epoch = self._path_here(deadline)
         local = Address(path=path)
         kind = self._kind_at(local, epoch, deadline) if path else None
-        if kind and self._wish == "unix":
+        if kind and self.wish == "unix":
             return ChosenTransport("unix", local)
-        if kind == "shm" or (kind and self._wish == "auto"):
+        if kind == "shm" or (kind and self.wish == "auto"):
             return ChosenTransport(kind, local)
-        if self._wish == "auto" and not self._address.path:
-            return ChosenTransport("rdma" if self._has_device() else "tcp", self._address)
+        if self.wish == "auto" and not self.address.path:
+            return ChosenTransport("rdma" if self._has_device() else "tcp", self.address)
         raise StoreUnavailable(
-            f"transport {self._wish!r} cannot be had at {self._address}: the store's Unix socket "
+            f"transport {self.wish!r} cannot be had at {self.address}: the store's Unix socket "
             "is not reachable from here; use transport 'tcp'"
         )
 
     def _has_device(self) -> bool:
         """Whether to try RDMA where the user does not ask for it. Never under TLS."""
-        if self._address.tls or self._rdma_denied:
+        if self.address.tls or self._rdma_denied:
             return False
         try:
-            self._rdma.open()
+            self.rdma.open()
         except RdmaUnavailable as problem:
             log.info("blocks travel over TCP, not RDMA: %s", problem)
             return False
@@ -202,7 +195,7 @@ class Dialer:
 
     def _path_here(self, deadline: Deadline) -> tuple[str, int]:
         """The path of the node's Unix socket, if it runs on this host; and the node's epoch."""
-        probe = Channel(self._address, self._credentials, deadline)
+        probe = Channel(self.address, self.credentials, deadline)
         try:
             hello = probe.hello
             return nearer_path(hello.unix_path, hello.boot_id), hello.epoch
@@ -215,9 +208,9 @@ class Dialer:
         In another container the same path may be another node's socket: its epoch differs.
         """
         try:
-            probe = Channel(local, self._credentials, deadline, Access.READ)
+            probe = Channel(local, self.credentials, deadline, Access.READ)
         except (StoreUnavailable, OSError):
-            if self._address.path:
+            if self.address.path:
                 raise
             return None
         try:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
@@ -47,6 +48,7 @@ class AwaitedPrefix:
             self.wait.cancel()
 
 
+@dataclass(eq=False)
 class Landings:
     """Follows landings. Thread and connection begin with the first; `close` ends both.
 
@@ -54,17 +56,12 @@ class Landings:
     news: is set whenever a block landed or a wait ended.
     """
 
-    def __init__(
-        self,
-        open_client: Callable[[], AsyncStoreClient],
-        news: threading.Event,
-        log: logging.Logger,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._open_client = open_client
-        self._news = news
-        self._log = log
-        self._clock = clock
+    open_client: Callable[[], AsyncStoreClient]
+    news: threading.Event
+    log: logging.Logger
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: AsyncStoreClient | None = None
@@ -78,7 +75,7 @@ class Landings:
         if self._closed:
             coming.over = True
             return coming
-        following = self._follow(manifest, coming, self._clock() + wait_s)
+        following = self._follow(manifest, coming, self.clock() + wait_s)
         coming.wait = asyncio.run_coroutine_threadsafe(following, self._begun())
         return coming
 
@@ -106,7 +103,7 @@ class Landings:
             self._loop.close()
 
     async def _serve(self) -> None:
-        client = self._client = self._open_client()
+        client = self._client = self.open_client()
         client.start()
         self._ready.set()
         await self._stop.wait()
@@ -121,16 +118,16 @@ class Landings:
             await self._ready.wait()
             assert self._client is not None
             await self._client.wait_connected(CONNECT_S)
-            while coming.landed < coming.blocks and (left_s := until - self._clock()) > 0:
+            while coming.landed < coming.blocks and (left_s := until - self.clock()) > 0:
                 rest = coming.hashes[coming.landed * HASH_BYTES :]
                 # It waits for the next block alone; the answer says how many came with it.
                 landing = await self._client.wait(manifest, rest, 1, left_s)
                 if not landing.landed:
                     break
                 coming.landed += max(1, landing.blocks)
-                self._news.set()
+                self.news.set()
         except KVStoreError as error:
-            self._log.debug("a landing is awaited no longer: %s", error)
+            self.log.debug("a landing is awaited no longer: %s", error)
         finally:
             coming.over = True
-            self._news.set()
+            self.news.set()

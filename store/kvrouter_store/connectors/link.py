@@ -8,6 +8,7 @@ at once without the store, while the link's own thread looks for the store.
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from kvrouter_store._core import BlockStatus, Segments
@@ -23,24 +24,19 @@ AWAY_S = 0.1  # between heartbeats to a store that is away; connection.reconnect
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class StoreLink:
     """One manifest on one client. Safe in threads. Owns the client and a thread: close() ends both.
 
     engine: the name under which the store lists this link.
     """
 
-    def __init__(
-        self,
-        client: StoreClient,
-        manifest: Manifest,
-        log: logging.Logger,
-        *,
-        engine: str = "",
-    ) -> None:
-        self.manifest = manifest
-        self._client = client
-        self._log = log
-        self._engine = engine
+    client: StoreClient
+    manifest: Manifest
+    log: logging.Logger
+    engine: str = ""
+
+    def __post_init__(self) -> None:
         self._registered = False
         self._away = threading.Event()
         self._turn = threading.Lock()
@@ -72,25 +68,25 @@ class StoreLink:
         """
         try:
             if not self._registered:
-                self._client.register(self.manifest, self._engine)
+                self.client.register(self.manifest, self.engine)
                 self._registered = True
-            self._client.stats()
+            self.client.stats()
         except KVStoreError as error:
             self._lost(error)
             return False
         if self._away.is_set():
             self._away.clear()
-            self._log.warning("the store is back")
+            self.log.warning("the store is back")
         return True
 
     def match(self, hashes: bytes) -> int:
         """Leading blocks of `hashes` that can be loaded; 0 where the store is away."""
-        return self._operate(lambda: self._client.match(self.manifest, hashes).blocks, 0)
+        return self._operate(lambda: self.client.match(self.manifest, hashes).blocks, 0)
 
     def held(self, hashes: bytes) -> list[bool]:
         """Of each block, in any order, whether it can be loaded; none can where it is away."""
         return self._operate(
-            lambda: self._client.held(self.manifest, hashes), [False] * (len(hashes) // HASH_BYTES)
+            lambda: self.client.held(self.manifest, hashes), [False] * (len(hashes) // HASH_BYTES)
         )
 
     def put(
@@ -98,7 +94,7 @@ class StoreLink:
     ) -> PutResult | None:
         """Copy blocks to the store; None where it is away (they are then simply not stored)."""
         return self._operate(
-            lambda: self._client.put(self.manifest, part, hashes, span, segments, indices), None
+            lambda: self.client.put(self.manifest, part, hashes, span, segments, indices), None
         )
 
     def get_into(
@@ -106,14 +102,14 @@ class StoreLink:
     ) -> list[BlockStatus]:
         """Copy blocks from the store into `segments`; all MISSING where it is away."""
         return self._operate(
-            lambda: self._client.get_into(self.manifest, part, hashes, span, segments, indices),
+            lambda: self.client.get_into(self.manifest, part, hashes, span, segments, indices),
             [BlockStatus.MISSING] * len(span),
         )
 
     def close(self, deadline_s: float = 5.0) -> None:
         """Close the client and end the thread; every later operation finds the store away."""
         self._closed.set()
-        self._client.close()
+        self.client.close()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
@@ -127,7 +123,7 @@ class StoreLink:
             self._lost(error)
             return without
         except StoreRefused as error:
-            self._log.warning("the store refused: %s", error)
+            self.log.warning("the store refused: %s", error)
             return without
         except KVStoreError as error:
             self._lost(error)
@@ -138,7 +134,7 @@ class StoreLink:
             known = self._away.is_set() or isinstance(error, StoreClosed)
             self._away.set()
         if not known:
-            self._log.warning("the store is away, going on without it: %s", error)
+            self.log.warning("the store is away, going on without it: %s", error)
 
     def _run(self) -> None:
         while not self._closed.is_set():

@@ -3,9 +3,10 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     ByteSize,
     Field,
@@ -78,38 +79,47 @@ LogFormat = Annotated[
     Field(description="How log lines are written. auto: text on a terminal, else JSON."),
 ]
 RDMA = RdmaOptions()
-RdmaDevName = Annotated[
-    str,
-    Field(
+StoreKeyFile = Annotated[str, Field(description="PEM file of the key of --store-cert-file.")]
+
+
+class RdmaSettings(BaseModel):
+    """Which RDMA devices to use, of a node and of its clients."""
+
+    dev_name: str = Field(
+        default=RDMA.dev_name,
         description="RDMA device, as ibv_devices lists it. Several devices, each with or without "
         "the index of a GID (mlx5_1:6,mlx5_2:7), take turns by rank. By default the first usable "
         "device.",
         json_schema_extra={"section": "RDMA", "metavar": "NAME"},
-    ),
-]
-RdmaIbPort = Annotated[int, Field(ge=1, le=255, description="Port of the RDMA device.")]
-RdmaLinkType = Annotated[
-    str,
-    Field(
+    )
+    ib_port: int = Field(default=RDMA.ib_port, ge=1, le=255, description="Port of the RDMA device.")
+    link_type: str = Field(
+        default=RDMA.link_type,
         description=f"Link type that the port must have: {' or '.join(LINK_TYPES)}. By default "
         "any.",
         json_schema_extra={"metavar": "TYPE"},
-    ),
-]
-RdmaGidIndex = Annotated[
-    int,
-    Field(
+    )
+    hint_gid_index: int = Field(
+        default=RDMA.hint_gid_index,
         ge=NO_HINT,
         le=255,
         description="Index of the GID for RDMA devices without an index of their own; "
         f"{NO_HINT}: choose one.",
         json_schema_extra={"metavar": "INDEX"},
-    ),
-]
-StoreKeyFile = Annotated[str, Field(description="PEM file of the key of --store-cert-file.")]
+    )
+
+    @model_validator(mode="after")
+    def _usable_devices(self) -> Self:
+        _ = self.rdma_options
+        return self
+
+    @property
+    def rdma_options(self) -> RdmaOptions:
+        """The devices. ValueError if the settings contradict each other."""
+        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
 
-class StoreSettings(BaseSettings):
+class StoreSettings(RdmaSettings, BaseSettings):
     """One store node."""
 
     model_config = SettingsConfigDict(
@@ -234,10 +244,6 @@ class StoreSettings(BaseSettings):
         le=65536,
         description="Connections that may have a queue pair at a time; further ones use TCP.",
     )
-    dev_name: RdmaDevName = RDMA.dev_name
-    ib_port: RdmaIbPort = RDMA.ib_port
-    link_type: RdmaLinkType = RDMA.link_type
-    hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
     token_file: str = Field(
         default="",
         description="File of the tenants' tokens, TENANT:TOKEN on each line; other users must not "
@@ -322,16 +328,6 @@ class StoreSettings(BaseSettings):
             quota_bytes(value, info.data["memory"])
         return value
 
-    @model_validator(mode="after")
-    def _usable_devices(self) -> "StoreSettings":
-        _ = self.rdma_options
-        return self
-
-    @property
-    def rdma_options(self) -> RdmaOptions:
-        """Which RDMA devices to use. ValueError if the settings contradict each other."""
-        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
-
     @field_validator("granule")
     @classmethod
     def _a_power_of_two(cls, value: ByteSize) -> ByteSize:
@@ -344,9 +340,8 @@ class StoreSettings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_: Any,
+        **others: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Take the arguments of the constructor only: the command line reads the environment."""
         return (init_settings,)

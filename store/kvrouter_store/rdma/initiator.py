@@ -6,6 +6,7 @@ Only the client reads and writes; the node's processor has no part in it.
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvrouter_store import _core
 from kvrouter_store._core import AttachReply, Segments
@@ -32,25 +33,20 @@ class NotAttached(StoreUnavailable):
     """A connection gets no RDMA: the node has none for it, or no byte gets through."""
 
 
+@dataclass(eq=False)
 class RemotePool:
     """A node's pool, as one connection reaches it over its queue pair. For the channel's thread.
 
     After an exception of `write` or `read` its queue pair is of no more use.
     """
 
-    def __init__(
-        self,
-        initiator: "Initiator",
-        memory: RegisteredMemory,
-        queue_pair: QueuePair,
-        region: Region,
-        cut: int,
-    ) -> None:
-        self.memory = memory
-        self.queue_pair = queue_pair
-        self._initiator = initiator
-        self._region = region
-        self._cut = cut
+    initiator: "Initiator"
+    memory: RegisteredMemory
+    queue_pair: QueuePair
+    region: Region
+    cut: int
+
+    def __post_init__(self) -> None:
         self._closed = False
 
     def write(
@@ -63,7 +59,7 @@ class RemotePool:
     ) -> None:
         """Copy blocks to these offsets of the pool. Raises TransferFailed, DeadlineExceeded."""
         copies = self.copies(keys, segments, indices, offsets)
-        self.queue_pair.write(copies, deadline, self._cut)
+        self.queue_pair.write(copies, deadline, self.cut)
 
     def read(
         self,
@@ -75,13 +71,13 @@ class RemotePool:
     ) -> None:
         """Copy to blocks from these offsets of the pool. Raises as `write`."""
         copies = self.copies(keys, segments, indices, offsets)
-        self.queue_pair.read(copies, deadline, self._cut)
+        self.queue_pair.read(copies, deadline, self.cut)
 
     def copies(
         self, keys: MemoryKeys, segments: Segments, indices: Sequence[int], offsets: Sequence[int]
     ) -> list[Copy]:
         """The copies between blocks and these offsets. Raises TransferFailed beyond the pool."""
-        region, most = self._region, self._region.length - segments.block_bytes
+        region, most = self.region, self.region.length - segments.block_bytes
         copies: list[Copy] = []
         for runs, offset in zip(segments.pieces(indices), offsets, strict=True):
             if not 0 <= offset <= most:
@@ -97,7 +93,7 @@ class RemotePool:
         if not self._closed:
             self._closed = True
             self.queue_pair.close()
-            self._initiator.released()
+            self.initiator.released()
 
 
 class Initiator:

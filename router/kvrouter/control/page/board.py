@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
-from kvrouter.control.page.traffic import ModelTraffic
+from kvrouter.control.page.traffic import ModelTraffic, Traffic
 from kvrouter.control.page.window import MINUTE_S, Recent
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.ttft_parts import parts_of
@@ -20,7 +20,6 @@ from kvrouter.telemetry.metrics import NOT_WELL, PARTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.control.page.traffic import Traffic
     from kvrouter.serving.request.context import RequestContext
 
 _MODEL: Final = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import EventCard
@@ -17,19 +18,14 @@ if TYPE_CHECKING:
 KEPT: Final = 50
 
 
+@dataclass(eq=False)
 class Events:
-    """The last `KEPT` events.
+    """The last `KEPT` events."""
 
-    Args:
-        problem: result of an engine's last probe.
-        wall: Unix time.
-    """
+    problem: Callable[[Engine], str | None]  # result of an engine's last probe
+    wall: Callable[[], float] = time.time  # Unix time
 
-    def __init__(
-        self, problem: Callable[[Engine], str | None], wall: Callable[[], float] = time.time
-    ) -> None:
-        self._problem = problem
-        self._wall = wall
+    def __post_init__(self) -> None:
         self._number = 0
         self._events: deque[EventCard] = deque(maxlen=KEPT)
         self._open: set[Engine] = set()  # breakers that opened, and did not close since
@@ -42,7 +38,7 @@ class Events:
             self._open.add(engine)
         else:
             self._open -= {engine, *engine.all_ranks.values()}
-        why = self._problem(engine) if change == "left" else None
+        why = self.problem(engine) if change == "left" else None
         self._add(change, engine.address, engine.server.label, why)
 
     def reloaded(self, changed: list[str]) -> None:
@@ -59,5 +55,5 @@ class Events:
 
     def _add(self, kind: str, engine: str | None, label: str, text: str | None) -> None:
         self._number += 1
-        card = EventCard(self._number, self._wall(), kind, engine, label or None, text)
+        card = EventCard(self._number, self.wall(), kind, engine, label or None, text)
         self._events.append(card)

@@ -26,7 +26,7 @@ from kvrouter.control.page.model import (
 )
 from kvrouter.control.page.window import BUCKET_S, Growth, Ring
 from kvrouter.engines.breaker import BreakerState
-from kvrouter.telemetry.metrics import PARTS
+from kvrouter.telemetry.metrics import PARTS, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvrouter.control.page.tiers import StoreWatch
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.series import Tally
 
 TICK_S: Final = 1.0
@@ -80,28 +79,25 @@ class Sources:
     policy: str
 
 
+@dataclass(eq=False)
 class Snapshots:
     """Makes the document; its owner must `close` it after `start`.
 
     `clock` is monotonic, `wall` is Unix time.
     """
 
-    def __init__(
-        self,
-        sources: Sources,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._sources = sources
-        self._clock = clock
-        self._wall = wall
-        self._started_s, self._started_at_s = clock(), wall()
+    sources: Sources
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._started_s, self._started_at_s = self.clock(), self.wall()
         self._ring = Ring(SERIES)
         self._growth: Growth[str] = Growth()
         self._busy: Growth[Engine] = Growth()
         self._bucket_totals = self._note()
-        self._bucket_end_s = clock() + BUCKET_S
-        self._ring_end_s = wall()
+        self._bucket_end_s = self.clock() + BUCKET_S
+        self._ring_end_s = self.wall()
         self._version = __version__
         self._made: tuple[float, bytes] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,8 +105,8 @@ class Snapshots:
     def start(self) -> None:
         """Begin to record the history."""
         self._tasks.append(asyncio.create_task(self._keep_recording(), name="status history"))
-        if self._sources.store is not None:
-            asking = self._sources.store.keep_polling()
+        if self.sources.store is not None:
+            asking = self.sources.store.keep_polling()
             self._tasks.append(asyncio.create_task(asking, name="status store"))
 
     async def close(self) -> None:
@@ -122,20 +118,20 @@ class Snapshots:
 
     def document(self) -> bytes:
         """The document as JSON."""
-        now_s = self._clock()
+        now_s = self.clock()
         if self._made is None or now_s - self._made[0] >= FRESH_S:
             self._made = now_s, msgspec.json.encode(self.snapshot())
         return self._made[1]
 
     def snapshot(self) -> Snapshot:
         """The document."""
-        sources = self._sources
+        sources = self.sources
         self._note()
         sources.board.count_live()
         engines = sources.pool.all()
         return Snapshot(
             schema=SCHEMA,
-            time_s=self._wall(),
+            time_s=self.wall(),
             router=self._router(),
             load=sources.load(),
             minute=self._minute(),
@@ -150,7 +146,7 @@ class Snapshots:
 
     def tick(self) -> None:
         """Record the history; must be called about once per second."""
-        now_s, totals = self._clock(), self._note()
+        now_s, totals = self.clock(), self._note()
         if now_s >= self._bucket_end_s:
             self._close_bucket(totals)
             late_s = now_s - self._bucket_end_s
@@ -169,22 +165,22 @@ class Snapshots:
         held = totals["engine_tokens"] + totals["store_tokens"]
         held -= before["engine_tokens"] + before["store_tokens"]
         bucket["missing_tokens"] = max(0.0, (bucket["prompt_tokens"] or 0.0) - held)
-        load = self._sources.load()
+        load = self.sources.load()
         bucket["running"] = load.running
         bucket["waiting"] = load.waiting + load.waiting_for_engine
-        engines = self._sources.pool.all()
+        engines = self.sources.pool.all()
         bucket["engines_up"] = sum(e.identity is not None and not e.draining for e in engines)
-        begun, parts_s = self._sources.board.take_parts()
+        begun, parts_s = self.sources.board.take_parts()
         bucket["begun"] = begun
         if begun:
             bucket["ttft_mean_s"] = sum(parts_s) / begun
             bucket |= {n: s / begun for n, s in zip(_TIMES, parts_s, strict=True)}
         self._ring.push(bucket)
-        self._ring_end_s = self._wall()
+        self._ring_end_s = self.wall()
 
     def _note(self) -> dict[str, float]:
         """Read all counters now, and return those of the router."""
-        now_s, pool, board = self._clock(), self._sources.pool, self._sources.board
+        now_s, pool, board = self.clock(), self.sources.pool, self.sources.board
         board.update()
         board.models.note(now_s, pool.models())
         self._busy.note(now_s, {engine: pool.busy_s(engine) for engine in pool.all()})
@@ -193,7 +189,7 @@ class Snapshots:
         return totals
 
     def _totals(self) -> dict[str, float]:
-        metrics, board = self._sources.metrics, self._sources.board
+        metrics, board = self.sources.metrics, self.sources.board
         metrics.settle()
         errors = _by_label(metrics.errors, "code")
         upstream = _by_label(metrics.upstream_errors, "reason")
@@ -210,19 +206,19 @@ class Snapshots:
         }
 
     def _router(self) -> RouterCard:
-        state, lacking = self._sources.condition()
+        state, lacking = self.sources.condition()
         return RouterCard(
             version=self._version,
             state=state,
             lacking=lacking,
-            models=list(self._sources.pool.models()),
-            policy=self._sources.policy,
+            models=list(self.sources.pool.models()),
+            policy=self.sources.policy,
             started_s=self._started_at_s,
-            uptime_s=round(self._clock() - self._started_s, 3),
+            uptime_s=round(self.clock() - self._started_s, 3),
         )
 
     def _minute(self) -> Minute:
-        board, grown = self._sources.board, self._growth.grown()
+        board, grown = self.sources.board, self._growth.grown()
         p50_s, p95_s = board.ttft.quantiles(0.5, 0.95)
         waited_p50_s, waited_p95_s = board.waits.quantiles(0.5, 0.95)
         return Minute(
@@ -237,7 +233,7 @@ class Snapshots:
         )
 
     def _engine(self, engine: Engine) -> EngineCard:
-        identity, pool, span_s = engine.identity, self._sources.pool, self._busy.covered_s
+        identity, pool, span_s = engine.identity, self.sources.pool, self._busy.covered_s
         up = "up" if identity is not None else "away"
         states = {pool.state(target) for target in engine.targets}
         return EngineCard(
@@ -250,23 +246,22 @@ class Snapshots:
             requests=engine.requests,
             tokens=engine.tokens,
             busy=min(1.0, self._busy.of(engine) / span_s) if span_s else None,
-            index=self._sources.index_state(engine.targets[0]),
+            index=self.sources.index_state(engine.targets[0]),
             family=engine.family if identity is not None else None,
             version=identity.version if identity is not None else None,
             block_tokens=identity.block_tokens if identity is not None else None,
             models=list(identity.models if identity is not None else engine.models_before),
             ranks=[self._rank(rank) for rank in engine.ranks],
-            problem=self._sources.problem(engine),
+            problem=self.sources.problem(engine),
         )
 
     def _rank(self, rank: Engine) -> RankCard:
-        state = self._sources.pool.state(rank)
         return RankCard(
             id=rank.address,
-            breaker=state.value if state is not None else None,
+            breaker=self.sources.pool.state(rank),
             requests=rank.requests,
             tokens=rank.tokens,
-            index=self._sources.index_state(rank),
+            index=self.sources.index_state(rank),
         )
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from kvrouter.engines.families.pages import LegSupport
+from kvrouter.engines.families.pages import EnginePages, LegSupport
 from kvrouter.engines.families.splice import pick, splice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.engines.engine import CacheGroup, Engine
-    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.parameter_table import ParameterTable
     from kvrouter.openai.request import Request
 

@@ -17,20 +17,16 @@ from __future__ import annotations
 import re
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import orjson
 
-from kvrouter.engines.engine import Bootstrap, Role
+from kvrouter.engines.engine import Bootstrap, Engine, Role
 from kvrouter.engines.families.base import LegOrder, Rendezvous
 from kvrouter.engines.families.nixl import Nixl
-from kvrouter.engines.families.pages import LegSupport, ProbeFailed
+from kvrouter.engines.families.pages import EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
-
-if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.pages import EnginePages
 
 BOOTSTRAP_PORT: Final = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""

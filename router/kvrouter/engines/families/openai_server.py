@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from kvrouter.engines.families.base import Family, LegOrder
-from kvrouter.engines.families.pages import LegSupport
+from kvrouter.engines.families.pages import EnginePages, LegSupport
 from kvrouter.engines.families.parameters import VLLM
 
 if TYPE_CHECKING:
-    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.parameter_table import ParameterTable
 
 

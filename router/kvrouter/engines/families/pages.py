@@ -40,29 +40,25 @@ class LegSupport:
     bootstrap: Bootstrap | None = None
 
 
+@dataclass(eq=False)
 class EnginePages:
     """The pages of one engine, and its configured port; JSON and metrics are fetched once.
 
     `owner` is who owns its models, as /v1/models says.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        ask: Ask,
-        bootstrap_port: int | None = None,
-        owner: object = None,
-    ) -> None:
-        self.engine = engine
-        self.bootstrap_port = bootstrap_port
-        self.owner = owner
-        self._ask = ask
+    engine: Engine
+    ask: Ask
+    bootstrap_port: int | None = None
+    owner: object = None
+
+    def __post_init__(self) -> None:
         self._json: dict[str, dict[str, Any]] = {}
         self._metrics: bytes | None = None
 
     async def body(self, path: str) -> bytes:
         """The page at a path or URL; ProbeFailed: the engine does not answer with a 200."""
-        return await self._ask(self.engine, path, None)
+        return await self.ask(self.engine, path, None)
 
     async def json(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`, or an empty one; ProbeFailed: the engine fails."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
 
-from kvrouter.engines.engine import Bootstrap, Role
+from kvrouter.engines.engine import Bootstrap, Engine, Role
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, Rendezvous
-from kvrouter.engines.families.pages import MAX_RANKS, LegSupport, ProbeFailed
+from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.parameter_table import (
     Parameter,
     ParameterTable,
@@ -29,8 +29,6 @@ from kvrouter.engines.families.parameter_table import (
 from kvrouter.engines.families.parameters import VLLM, steering
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.openai.request import Request
 
 ROOM_BITS: Final = 63

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import httptools
@@ -16,66 +17,36 @@ _CHUNKED = (b"transfer-encoding", b"chunked")
 _BODILESS = frozenset({204, 304})
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ClientConnection(asyncio.Protocol):
     """The router's side of one TCP connection to an engine.
 
     Owned by a `ConnectionPool` while idle, else by the `EngineResponse` that it reads.
 
-    Args:
-        loop: the running loop.
-        on_free: called when the connection can take another request.
-        on_gone: called once, when the connection is closed.
-
     Attributes:
         passer: takes the chunk frames of a stream as they came, past the answer.
     """
 
-    __slots__ = (
-        "_answer",
-        "_bytes_seen",
-        "_each",
-        "_expect_s",
-        "_feed",
-        "_head_done",
-        "_keep",
-        "_loop",
-        "_on_free",
-        "_on_gone",
-        "_parser",
-        "_reused",
-        "_until_eof",
-        "expires_at",
-        "passer",
-        "transport",
-    )
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        on_free: Callable[["ClientConnection"], None],
-        on_gone: Callable[["ClientConnection"], None],
-    ) -> None:
-        self._loop = loop
-        self._on_free = on_free
-        self._on_gone = on_gone
-        self._parser: httptools.HttpResponseParser | None = None  # while an answer may come
-        self._answer: EngineResponse | None = None
-        self._reused = False
-        self._bytes_seen = False
-        self._head_done = False
-        self._until_eof = False
-        self._keep = False
-        self._each = False
-        self._feed: StreamFeed | None = None
-        self._expect_s = NEVER
-        self.passer: Callable[[bytes], None] | None = None
-        self.expires_at = NEVER
-        self.transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    on_free: Callable[["ClientConnection"], None]  # called when it can take another request
+    on_gone: Callable[["ClientConnection"], None]  # called once, when it is closed
+    transport: asyncio.Transport = field(init=False)
+    expires_at: float = NEVER
+    passer: Callable[[bytes], None] | None = None
+    _parser: httptools.HttpResponseParser | None = None  # while an answer may come
+    _answer: EngineResponse | None = None
+    _reused: bool = False
+    _bytes_seen: bool = False
+    _head_done: bool = False
+    _until_eof: bool = False
+    _keep: bool = False
+    _each: bool = False
+    _feed: StreamFeed | None = None
+    _expect_s: float = NEVER
 
     def send(self, request: Sequence[bytes], first_byte_s: float) -> EngineResponse:
         """Send a whole request; its answer's head must come within `first_byte_s` seconds."""
-        answer = self._answer = EngineResponse(self, self._loop)
+        answer = self._answer = EngineResponse(self, self.loop)
         self._bytes_seen = False
         self._head_done = False
         self._until_eof = False
@@ -90,13 +61,13 @@ class ClientConnection(asyncio.Protocol):
         """Allow `deadline_s` from now, or (`each`) from every piece of the answer to the next."""
         self._expect_s = deadline_s
         self._each = each
-        self.expires_at = self._loop.time() + deadline_s
+        self.expires_at = self.loop.time() + deadline_s
 
     def keep(self, keep_s: float) -> None:
         """Stay open while idle, for at most `keep_s` seconds."""
         self._each = False
         self._reused = True
-        self.expires_at = self._loop.time() + keep_s
+        self.expires_at = self.loop.time() + keep_s
 
     def usable(self) -> bool:
         """Whether a request may be sent."""
@@ -110,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Read on."""
-        self.expires_at = self._loop.time() + self._expect_s
+        self.expires_at = self.loop.time() + self._expect_s
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -130,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer is late, or the connection was idle for long enough."""
         if self._each and self._feed is not None:  # pieces of a stream do not move the deadline
             self.expires_at = self._feed.last_s + self._expect_s
-            if self.expires_at > self._loop.time():
+            if self.expires_at > self.loop.time():
                 return
         self._fail(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
 
@@ -157,7 +128,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes, parser: httptools.HttpResponseParser) -> None:
         if self._each:
-            self.expires_at = self._loop.time() + self._expect_s
+            self.expires_at = self.loop.time() + self._expect_s
         try:
             if not self._bytes_seen:
                 self._bytes_seen = True
@@ -200,7 +171,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An answer that is being read ends: well only if the connection's end is its end."""
-        self._on_gone(self)
+        self.on_gone(self)
         self.expires_at = NEVER
         self._feed = self.passer = None
         self._parser = None  # it holds methods of this connection
@@ -250,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
         self.expires_at = NEVER
         answer.completed()
         if self._keep and not self.transport.get_write_buffer_size():
-            self._on_free(self)
+            self.on_free(self)
         else:
             self.transport.close()
 

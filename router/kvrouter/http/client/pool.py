@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvrouter.http.client.connection import ClientConnection
@@ -52,38 +52,27 @@ class OpenConnections:
             connection.cut(_REMOVED)
 
 
+@dataclass(eq=False)
 class ConnectionPool:
     """Connections to one engine, kept between requests. Its owner must `close` it.
 
     Calls of `send` may run at the same time, each on its own connection: the requests in flight
     bound the number of connections.
 
-    Args:
-        host: name or address.
-        port: TCP port.
-        timer: checks the deadlines.
-        max_idle: idle connections that are kept.
-        open_connections: the engine's, shared by all pools that ever lead to it; None: its own.
+    Attributes:
+        open_connections: the engine's, shared by all pools that ever lead to it; else its own.
         tls: certificates to trust; the engine's must name `host`. None: connections are plain.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        timer: DeadlineTimer,
-        *,
-        max_idle: int = 1024,
-        open_connections: OpenConnections | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._host = host
-        self._port = port
-        self._timer = timer
-        self._max_idle = max_idle
+    host: str  # name or address
+    port: int  # TCP port
+    timer: DeadlineTimer  # checks the deadlines
+    max_idle: int = 1024  # idle connections that are kept
+    open_connections: OpenConnections = field(default_factory=OpenConnections)
+    tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
         self._idle: list[ClientConnection] = []
-        self._open = open_connections or OpenConnections()
-        self._tls = tls
         self._closed = False
 
     @property
@@ -114,7 +103,7 @@ class ConnectionPool:
                 call closes its connection.
         """
         head = b"%bcontent-length: %d\r\n%b\r\n" % (
-            _request_head(method, path, self._host, self._port),
+            _request_head(method, path, self.host, self.port),
             sum(map(len, body)),
             fields,
         )
@@ -156,9 +145,9 @@ class ConnectionPool:
             async with asyncio.timeout(deadlines.connect_s):
                 _, connection = await loop.create_connection(
                     lambda: ClientConnection(loop, on_free=self._keep, on_gone=self._gone),
-                    self._host,
-                    self._port,
-                    ssl=self._tls,
+                    self.host,
+                    self.port,
+                    ssl=self.tls,
                 )
         except TimeoutError:
             message = f"no connection within {deadlines.connect_s:g} s"
@@ -167,21 +156,21 @@ class ConnectionPool:
             raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
         except OSError as error:
             raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
-        if not self._open.add(connection):
+        if not self.open_connections.add(connection):
             raise UpstreamError(Failure.REFUSED, _REMOVED)
-        self._timer.add(connection)
+        self.timer.add(connection)
         return connection
 
     def _keep(self, connection: ClientConnection) -> None:
-        if self._closed or len(self._idle) >= self._max_idle:
+        if self._closed or len(self._idle) >= self.max_idle:
             connection.abort()
             return
         connection.keep(_KEEP_S)
         self._idle.append(connection)
 
     def _gone(self, connection: ClientConnection) -> None:
-        self._timer.discard(connection)
-        self._open.discard(connection)
+        self.timer.discard(connection)
+        self.open_connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 

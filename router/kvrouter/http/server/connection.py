@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.deadlines import NEVER
 from kvrouter.http.headers import CONTINUE
 from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.reader import Phase, Reader, RequestRefusal
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ _FULL = RequestRefusal(503, "The memory for request bodies is full; try again.",
 log = logging.getLogger("kvrouter.http")
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Connection(asyncio.Protocol):
     """The server's side of one TCP connection.
 
@@ -28,50 +31,29 @@ class Connection(asyncio.Protocol):
     parsed. If it is more than may be held, the connection closes after the answers that are due.
     """
 
-    __slots__ = (
-        "_awaited",
-        "_charged_bytes",
-        "_current",
-        "_head_checked",
-        "_held",
-        "_held_bytes",
-        "_incoming",
-        "_limits",
-        "_lingers",
-        "_loop",
-        "_paused",
-        "_peer",
-        "_pending",
-        "_reader",
-        "_server",
-        "_stalled_bytes",
-        "_task",
-        "_waiters",
-        "expires_at",
-        "transport",
-    )
+    server: "HttpServer"
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport = field(init=False)
+    expires_at: float = NEVER
+    _limits: Limits = field(init=False)
+    _reader: Reader = field(init=False)
+    _awaited: Phase = Phase.IDLE  # what the deadline is for, while no handler works
+    _charged_bytes: int = 0  # of an incoming body, as the server counts it
+    _incoming: Exchange | None = None  # its head is there, its body is not
+    _head_checked: bool = False  # whether its head was checked
+    _pending: deque[Exchange] = field(default_factory=deque)  # whole, behind the current one
+    _current: Exchange | None = None
+    _task: asyncio.Task[None] | None = None
+    _held: list[bytes] = field(default_factory=list)
+    _held_bytes: int = 0
+    _lingers: bool = False  # whether to close only when the client has read the last answer
+    _paused: bool = False
+    _stalled_bytes: int = 0
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _peer: str = ""
 
-    def __init__(self, server: "HttpServer", loop: asyncio.AbstractEventLoop) -> None:
-        self._server = server
-        self._limits = server.limits
-        self._loop = loop
-        self._reader: Reader
-        self._awaited = Phase.IDLE  # what the deadline is for, while no handler works
-        self._charged_bytes = 0  # of an incoming body, as the server counts it
-        self._incoming: Exchange | None = None  # its head is there, its body is not
-        self._head_checked = False  # whether its head was checked
-        self._pending: deque[Exchange] = deque()  # whole, behind the current one
-        self._current: Exchange | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._lingers = False  # whether to close only when the client has read the last answer
-        self._paused = False
-        self._stalled_bytes = 0
-        self._waiters: list[asyncio.Future[None]] = []
-        self._peer = ""
-        self.expires_at = NEVER
-        self.transport: asyncio.Transport
+    def __post_init__(self) -> None:
+        self._limits = self.server.limits
 
     # -- asyncio.Protocol
 
@@ -79,7 +61,7 @@ class Connection(asyncio.Protocol):
         """Admit the connection, or refuse it with a 503."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
-        if not self._server.add(self):
+        if not self.server.add(self):
             self._deny(RequestRefusal(503, "the server takes no more connections; try again"))
             transport.close()
             return
@@ -87,7 +69,7 @@ class Connection(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self._peer = f"{name[0]}:{name[1]}"
-        self.expires_at = self._loop.time() + self._limits.idle_timeout_s
+        self.expires_at = self.loop.time() + self._limits.idle_timeout_s
 
     def data_received(self, data: bytes) -> None:
         """Feed the reader; complete requests start their handlers from within."""
@@ -109,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._release_waiters()
         current = self._current
         if current is None:
-            self._server.discard(self)
+            self.server.discard(self)
             return
         current.lost()
         if self._task is not None and not current.ended:
@@ -119,7 +101,7 @@ class Connection(asyncio.Protocol):
         """The client reads too slowly: throttle the answer, and start the deadline."""
         self._paused = True
         self._stalled_bytes = self.transport.get_write_buffer_size()
-        self.expires_at = self._loop.time() + self._limits.write_timeout_s
+        self.expires_at = self.loop.time() + self._limits.write_timeout_s
         if self._current is not None and self._current.throttle is not None:
             self._current.throttle.pause()
 
@@ -137,7 +119,7 @@ class Connection(asyncio.Protocol):
 
     def date_line(self) -> bytes:
         """See `HttpServer.date`."""
-        return self._server.date()
+        return self.server.date()
 
     def paused(self) -> bool:
         """Whether the write buffer is above its bound."""
@@ -147,7 +129,7 @@ class Connection(asyncio.Protocol):
         """Return when the write buffer is below its bound, or the connection is gone."""
         if not self._paused or self.transport.is_closing():
             return
-        waiter = self._loop.create_future()
+        waiter = self.loop.create_future()
         self._waiters.append(waiter)
         await waiter
 
@@ -160,7 +142,7 @@ class Connection(asyncio.Protocol):
             left_bytes = self.transport.get_write_buffer_size()
             if left_bytes < self._stalled_bytes:
                 self._stalled_bytes = left_bytes
-                self.expires_at = self._loop.time() + self._limits.write_timeout_s
+                self.expires_at = self.loop.time() + self._limits.write_timeout_s
                 return
             self.transport.abort()
         elif self._current is not None:
@@ -201,7 +183,7 @@ class Connection(asyncio.Protocol):
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
         exchange.body = body
-        if self._server.draining:
+        if self.server.draining:
             exchange.keep_alive = False
         if self._current is None:
             if self._head_checked or self._check_head(exchange):
@@ -231,7 +213,7 @@ class Connection(asyncio.Protocol):
         if phase is Phase.IDLE:
             self.transport.close()
         elif phase is Phase.HEAD:
-            self.expires_at = min(self.expires_at, self._loop.time() + _LINGER_S)
+            self.expires_at = min(self.expires_at, self.loop.time() + _LINGER_S)
 
     def cut_off(self) -> None:
         """Cancel the handler, which may end its answer by itself; then close."""
@@ -240,7 +222,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         elif task is not None and not current.closed and not current.ended:
             # Not at once: a task that is cancelled before its first step never runs at all.
-            self._loop.call_soon(task.cancel)
+            self.loop.call_soon(task.cancel)
 
     def abort(self) -> None:
         """Close now; the handler is cancelled."""
@@ -267,16 +249,16 @@ class Connection(asyncio.Protocol):
         """Have the server count the incoming body. False: bodies take too much memory."""
         change = self._reader.body_bytes - self._charged_bytes
         self._charged_bytes += change
-        self._server.incoming_bytes += change
-        return change < 0 or self._server.incoming_bytes <= self._limits.body_memory_bytes
+        self.server.incoming_bytes += change
+        return change < 0 or self.server.incoming_bytes <= self._limits.body_memory_bytes
 
     def _check_head(self, exchange: Exchange) -> bool:
         """The turn of a request has come: show its head to `at_head`. False: it was refused."""
         coming = self._head_checked = exchange is self._incoming
-        if self._server.at_head is not None:
+        if self.server.at_head is not None:
             keep_alive = exchange.keep_alive
             exchange.keep_alive = keep_alive and not coming  # of an answer now: the body is unread
-            self._server.at_head(exchange)
+            self.server.at_head(exchange)
             if exchange.ended:
                 if not exchange.keep_alive:
                     self._linger()
@@ -290,11 +272,11 @@ class Connection(asyncio.Protocol):
         self.expires_at = NEVER
         self._awaited = Phase.IDLE
         self._current = exchange
-        self._task = self._loop.create_task(self._run(exchange))
+        self._task = self.loop.create_task(self._run(exchange))
 
     async def _run(self, exchange: Exchange) -> None:
         try:
-            await self._server.handler(exchange)
+            await self.server.handler(exchange)
         except asyncio.CancelledError:
             exchange.keep_alive = False
             if not (exchange.started or exchange.ended or exchange.closed):
@@ -311,9 +293,9 @@ class Connection(asyncio.Protocol):
     def _finish(self, exchange: Exchange) -> None:
         self._task = None
         self._current = None
-        last = self._server.draining and not self._pending
+        last = self.server.draining and not self._pending
         if exchange.closed:
-            self._server.discard(self)
+            self.server.discard(self)
         elif exchange.ended and exchange.keep_alive and not last:
             self._go_on()
         elif exchange.ended and self._lingers:
@@ -348,7 +330,7 @@ class Connection(asyncio.Protocol):
             timeout_s = limits.body_timeout_s
         else:
             timeout_s = limits.idle_timeout_s
-        self.expires_at = self._loop.time() + timeout_s
+        self.expires_at = self.loop.time() + timeout_s
 
     def _refuse(self, refusal: RequestRefusal) -> None:
         if self._current is None:
@@ -396,7 +378,7 @@ class Connection(asyncio.Protocol):
         self._drop_input()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.expires_at = self._loop.time() + _LINGER_S
+            self.expires_at = self.loop.time() + _LINGER_S
         else:
             self.transport.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvrouter.http.headers import (
@@ -43,6 +44,7 @@ class ServerChannel(Protocol):
         """Whether the write buffer is above its bound."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Exchange:
     """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
 
@@ -60,65 +62,30 @@ class Exchange:
         throttle: pauses and resumes what relays bytes into this exchange.
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_channel",
-        "_chunked",
-        "_held",
-        "_http_1_1",
-        "_muted",
-        "body",
-        "closed",
-        "ended",
-        "headers",
-        "keep_alive",
-        "method",
-        "path",
-        "peer",
-        "principal",
-        "query",
-        "started",
-        "status",
-        "throttle",
-    )
-
-    def __init__(
-        self,
-        channel: ServerChannel,
-        *,
-        method: str,
-        path: str,
-        query: str,
-        headers: dict[str, str],
-        body: bytes,
-        peer: str,
-        keep_alive: bool,
-        http_1_1: bool,
-    ) -> None:
-        self._channel = channel
-        self._callbacks: list[Callable[[], None]] = []
-        self._chunked = False
-        self._held = b""
-        self._http_1_1 = http_1_1
-        self._muted = method == "HEAD"
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.peer = peer
-        self.keep_alive = keep_alive
-        self.closed = False
-        self.started = False
-        self.ended = False
-        self.status = 0
-        self.throttle: Throttle | None = None
-        self.principal: object | None = None
+    channel: ServerChannel
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+    peer: str
+    keep_alive: bool
+    http_1_1: bool
+    closed: bool = False
+    started: bool = False
+    ended: bool = False
+    status: int = 0
+    throttle: Throttle | None = None
+    principal: object | None = None
+    _callbacks: tuple[Callable[[], None], ...] = ()
+    _chunked: bool = False
+    _held: bytes = b""
+    _muted: bool = False  # whether the answer has no body
 
     @property
     def expects_continue(self) -> bool:
         """Whether the client waits for a 100 before it sends the body (RFC 9110 10.1.1)."""
-        return self._http_1_1 and self.headers.get("expect", "").lower() == "100-continue"
+        return self.http_1_1 and self.headers.get("expect", "").lower() == "100-continue"
 
     def respond(
         self,
@@ -144,13 +111,13 @@ class Exchange:
             return
         head = b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
             status_line(status),
-            self._channel.date_line(),
+            self.channel.date_line(),
             fields,
             content_type.encode("latin-1"),
             len(body),
             self._connection_line(),
         )
-        self._channel.transport.write(head if self._muted else head + body)
+        self.channel.transport.write(head if self._muted else head + body)
 
     def start(
         self, status: int, headers: Headers = (), *, fields: bytes = b"", hold: bool = False
@@ -165,14 +132,14 @@ class Exchange:
             return
         if status in _BODILESS:
             self._muted = True
-        elif self._http_1_1:
+        elif self.http_1_1:
             self._chunked = True
             fields += b"transfer-encoding: chunked\r\n"
         else:
             self.keep_alive = False
         head = b"%b%b%b%b%b\r\n" % (
             status_line(status),
-            self._channel.date_line(),
+            self.channel.date_line(),
             lines,
             fields,
             self._connection_line(),
@@ -180,13 +147,13 @@ class Exchange:
         if hold:
             self._held = head
         else:
-            self._channel.transport.write(head)
+            self.channel.transport.write(head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body. Never blocks: see `paused`, `throttle` and `drain`."""
         if self.closed or self._muted or not data:
             return
-        transport = self._channel.transport
+        transport = self.channel.transport
         if self._held:
             self._release()
         if not self._chunked:
@@ -202,7 +169,7 @@ class Exchange:
         """Sends chunk frames as they are, after `start`; None if this client takes none."""
         if not self._chunked or self._muted or self.closed:
             return None
-        return self._write_held if self._held else self._channel.transport.write
+        return self._write_held if self._held else self.channel.transport.write
 
     def end(self) -> None:
         """The body is whole. A second call does nothing."""
@@ -213,30 +180,30 @@ class Exchange:
         if self._held and not self.closed:
             self._release()
         if self._chunked and not self.closed and not self._muted:
-            self._channel.transport.write(LAST_CHUNK)
+            self.channel.transport.write(LAST_CHUNK)
 
     @property
     def paused(self) -> bool:
         """Whether the client reads too slowly for what was written so far."""
-        return self._channel.paused()
+        return self.channel.paused()
 
     async def drain(self) -> None:
         """Return when the write buffer is below its bound; cancelled when the client leaves."""
-        await self._channel.writable()
+        await self.channel.writable()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client leaves before the answer's end; now if it has left."""
         if self.closed:
             callback()
         else:
-            self._callbacks.append(callback)
+            self._callbacks += (callback,)
 
     def abort(self) -> None:
         """Cut the answer off: the connection closes, and the client sees an incomplete body."""
         self.keep_alive = False
         self.ended = True
         self.throttle = None
-        self._channel.transport.close()
+        self.channel.transport.close()
 
     def lost(self) -> None:
         """The connection is gone: for the connection to call."""
@@ -244,26 +211,27 @@ class Exchange:
             return
         self.closed = True
         self.throttle = None
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback()
 
     def _release(self) -> None:
         held, self._held = self._held, b""
-        self._channel.transport.write(held)
+        self.channel.transport.write(held)
 
     def _write_held(self, data: bytes) -> None:
         held, self._held = self._held, b""
         if not self.closed:
-            self._channel.transport.write(held + data)
+            self.channel.transport.write(held + data)
 
     def _begin(self, status: int) -> None:
         if self.started:
             raise RuntimeError("this exchange has been answered already")
         self.started = True
         self.status = status
+        self._muted = self.method == "HEAD"
 
     def _connection_line(self) -> bytes:
         if not self.keep_alive:
             return b"connection: close\r\n"
-        return b"" if self._http_1_1 else b"connection: keep-alive\r\n"
+        return b"" if self.http_1_1 else b"connection: keep-alive\r\n"

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _CUT_OFF_S = 1.0
 _ABORT_S = 5.0
 
 
+@dataclass(eq=False)
 class HttpServer:
     """Serves each request with one task of `handler(exchange)`.
 
@@ -37,23 +39,18 @@ class HttpServer:
     served one after another. A server stops in three steps: `drain`, `stop_listening`, `close`.
 
     Attributes:
-        handler: answers each request.
-        limits: of each connection, and of all.
         at_head: called with each request when its head is there and its turn has come, or None. If
             it answers, the rest of the body is not read, and the connection closes.
-        incoming_bytes: what has come of bodies that are not whole yet.
-        draining: whether each answer is the last of its connection.
     """
 
-    def __init__(
-        self, handler: Handler, limits: Limits | None = None, at_head: AtHead | None = None
-    ) -> None:
-        self.handler = handler
-        self.limits = limits or Limits()
-        self.at_head = at_head
-        self.incoming_bytes = 0
+    handler: Handler  # answers each request
+    limits: Limits = field(default_factory=Limits)  # of each connection, and of all
+    at_head: AtHead | None = None
+    incoming_bytes: int = 0  # what has come of bodies that are not whole yet
+    draining: bool = False  # whether each answer is the last of its connection
+
+    def __post_init__(self) -> None:
         self._date_line = b""
-        self.draining = False
         self._date_s = 0
         self._stopped = False
         self._connections: set[Connection] = set()

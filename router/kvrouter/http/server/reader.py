@@ -4,6 +4,8 @@ Knows no sockets and no time, and answers nothing.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -56,52 +58,35 @@ class _StopError(Exception):
     """Raised through llhttp to stop it."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Reader:
     """Finds the requests in what one client sends.
-
-    Args:
-        limits: what is accepted.
-        requests: takes heads and bodies, from within `feed`.
 
     Attributes:
         phase: what the next bytes belong to; STOPPED: they are dropped.
         body_bytes: what has come of the present body.
     """
 
-    __slots__ = (
-        "_body",
-        "_fields",
-        "_host",
-        "_limits",
-        "_parser",
-        "_progress",
-        "_refusal",
-        "_replaying",
-        "_requests",
-        "_unread",
-        "_url",
-        "_waste_bytes",
-        "body_bytes",
-        "on_header",
-        "phase",
-    )
+    limits: Limits  # what is accepted
+    requests: Requests  # takes heads and bodies, from within `feed`
+    phase: Phase = Phase.IDLE
+    body_bytes: int = 0
+    on_header: Callable[[bytes, bytes], None] = field(init=False)
+    _fields: HeaderFields = field(init=False)
+    _parser: httptools.HttpRequestParser = field(init=False)
+    _url: bytes = b""
+    _host: str = ""  # the last valid one
+    _body: bytes | bytearray = b""
+    _progress: bool = False  # whether the last bytes held a part of a body or a request's end
+    _waste_bytes: int = 0  # of a head, or of trailers and chunk extensions, since the last part
+    _refusal: RequestRefusal | None = None
+    _unread: bytes = b""  # framing of a body that llhttp leaves to another protocol
+    _replaying: bool = False
 
-    def __init__(self, limits: Limits, requests: Requests) -> None:
-        self._limits = limits
-        self._requests = requests
-        self._fields = HeaderFields(limits.headers, limits.head_bytes)
+    def __post_init__(self) -> None:
+        self._fields = HeaderFields(self.limits.headers, self.limits.head_bytes)
         self.on_header = self._fields.add
         self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._host = ""  # the last valid one
-        self._body: bytes | bytearray = b""
-        self.body_bytes = 0
-        self.phase = Phase.IDLE
-        self._progress = False  # whether the last bytes held a part of a body or a request's end
-        self._waste_bytes = 0  # of a head, or of trailers and chunk extensions, since the last part
-        self._refusal: RequestRefusal | None = None
-        self._unread = b""  # framing of a body that llhttp leaves to another protocol
-        self._replaying = False
 
     def feed(self, data: bytes) -> RequestRefusal | None:
         """Parse more bytes. A refusal: they break a rule or a limit; nothing more is read."""
@@ -117,7 +102,7 @@ class Reader:
         if self.phase is not Phase.IDLE and not self._progress:
             # Only a head, or trailers and the like behind a body: neither may go on for ever.
             self._waste_bytes += len(data)
-            if self._waste_bytes > self._limits.head_bytes:
+            if self._waste_bytes > self.limits.head_bytes:
                 self.stop()
                 return RequestRefusal(431, "the request's head or trailers are too large")
         return None
@@ -131,7 +116,7 @@ class Reader:
     def close(self) -> None:
         """The connection is gone. Breaks the cycle with the parser, which holds methods of this."""
         self.stop()
-        del self._parser, self._requests
+        del self._parser, self.requests
 
     # -- callbacks of llhttp; `on_header` is native
 
@@ -151,8 +136,8 @@ class Reader:
         if self._replaying:
             return
         self._url = self._url + url if self._url else url
-        if len(self._url) > self._limits.url_bytes:
-            self._refuse(414, f"the URL is longer than {self._limits.url_bytes} bytes")
+        if len(self._url) > self.limits.url_bytes:
+            self._refuse(414, f"the URL is longer than {self.limits.url_bytes} bytes")
 
     def on_headers_complete(self) -> None:
         """The head is whole: check it before its body comes."""
@@ -173,7 +158,7 @@ class Reader:
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade() and method != "CONNECT":
             self._unread = _framing(headers)
-        self._requests.begin(
+        self.requests.begin(
             method=method,
             path=path,
             query=query,
@@ -187,7 +172,7 @@ class Reader:
         self._progress = True
         self._waste_bytes = 0
         self.body_bytes += len(body)
-        if self.body_bytes > self._limits.body_bytes:
+        if self.body_bytes > self.limits.body_bytes:
             self._refuse_body()
         if not self._body:
             self._body = body
@@ -205,7 +190,7 @@ class Reader:
         self.body_bytes = 0
         self._progress = True
         self.phase = Phase.IDLE
-        if not self._requests.complete(bytes(body)):
+        if not self.requests.complete(bytes(body)):
             self.stop()
 
     # -- inside
@@ -229,11 +214,11 @@ class Reader:
                 self._refuse(400, "HTTP/1.0 has no Transfer-Encoding (RFC 9112 6.1)")
             if coding.lower() != "chunked":
                 self._refuse(400, "the only transfer coding known is chunked (RFC 9112 6.1)")
-        elif int(headers.get("content-length", "0")) > self._limits.body_bytes:
+        elif int(headers.get("content-length", "0")) > self.limits.body_bytes:
             self._refuse_body()
 
     def _refuse_body(self) -> NoReturn:
-        self._refuse(413, f"the body is larger than {self._limits.body_bytes} bytes")
+        self._refuse(413, f"the body is larger than {self.limits.body_bytes} bytes")
 
     def _refuse(self, status: int, message: str) -> NoReturn:
         self._refusal = RequestRefusal(status, message)

@@ -22,25 +22,22 @@ class ClientSettings(BaseModel):
         gt=0,
         description="How long a connection may be idle between two requests. Give more than the "
         "load balancer in front keeps its connections.",
-        json_schema_extra={"flags": ["--keep-alive-timeout", "--timeout-keep-alive"]},
+        json_schema_extra={"flags": ["--timeout-keep-alive"]},
     )
     client_header_timeout_s: float = Field(
         default=Limits().head_timeout_s,
         gt=0,
         description="Longest time for the head of a request.",
-        json_schema_extra={"flags": ["--client-header-timeout"]},
     )
     client_body_timeout_s: float = Field(
         default=Limits().body_timeout_s,
         gt=0,
         description="Longest time for the body of a request.",
-        json_schema_extra={"flags": ["--client-body-timeout"]},
     )
     send_timeout_s: float = Field(
         default=Limits().write_timeout_s,
         gt=0,
         description="Longest time in which a client reads nothing of its answer.",
-        json_schema_extra={"flags": ["--send-timeout"]},
     )
 
     @property

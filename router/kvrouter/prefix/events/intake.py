@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
@@ -11,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.sockets import Inbox, endpoint_of, subscriber
-from kvrouter.prefix.events.tracker import TOPIC_PREFIX
+from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.settings import KvEventSettings
-    from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class EventSubscriber:
         self._inbox.close()
 
 
+@dataclass(eq=False)
 class EventConnector:
     """A SUB socket for each engine whose publisher is bound, as vLLM's is by default.
 
@@ -126,37 +127,33 @@ class EventConnector:
     `ports` are those of publishers, by the engine's address; under "" that of all others.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        ports: Mapping[str, int],
-        tracker: CacheTracker,
-    ) -> None:
-        self._context = context
-        self._ports = ports
-        self._tracker = tracker
+    context: zmq.Context[zmq.Socket[bytes]]
+    ports: Mapping[str, int]
+    tracker: CacheTracker
+
+    def __post_init__(self) -> None:
         self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
 
     def engine_joined(self, engine: Engine) -> None:
         """Connect to its publisher, unless that was done before."""
         server = engine.server
-        port = self._ports.get(server.address, self._ports.get("", 0))
+        port = self.ports.get(server.address, self.ports.get("", 0))
         if not port or engine in self._inboxes:
             return
-        socket = subscriber(self._context, b"")
+        socket = subscriber(self.context, b"")
         socket.setsockopt(zmq.IPV6, ":" in server.host)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.connect(endpoint_of(server.host, port + engine.event_rank))
 
         def take(frames: Sequence[bytes]) -> None:
-            self._tracker.receive_from(server, frames)
+            self.tracker.receive_from(server, frames)
 
         def note(frames: Sequence[bytes]) -> None:
             if parse_monitor_message(list(frames))["event"] == zmq.EVENT_DISCONNECTED:
-                self._tracker.disconnected(engine)
+                self.tracker.disconnected(engine)
             else:
-                self._tracker.connected(engine)
+                self.tracker.connected(engine)
 
         self._inboxes[engine] = (Inbox(socket, take), Inbox(monitor, note))
 

@@ -15,19 +15,18 @@ from kvrouter.prefix.events.messages import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    Event,
     decode_tokens,
     low_id,
     low_ids,
 )
-from kvrouter.prefix.index import block_ids
+from kvrouter.prefix.index import PrefixIndex, block_ids
 from kvrouter_store.identity.chain import HASH_BYTES, hash_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine, HashDomain
-    from kvrouter.prefix.events.messages import Event
-    from kvrouter.prefix.index import PrefixIndex
 
 DEVICE_MEDIA: Final = (None, "GPU")
 """Media of an engine's own cache; vLLM says "GPU" on its CPU build too."""
@@ -101,28 +100,22 @@ class EventCounts(Counter[str]):
             log.warning(message + " (%d so far)", *args, self[name])
 
 
+@dataclass(eq=False)
 class BlockMapping:
     """Applies events to the index; see `CacheTracker` for the arguments."""
 
-    def __init__(
-        self,
-        index: PrefixIndex,
-        domain: Callable[[Engine], HashDomain | None],
-        max_names: int,
-        counts: EventCounts,
-    ) -> None:
-        self._index = index
-        self._domain = domain
-        self._max_names = max_names
-        self._counts = counts
+    index: PrefixIndex
+    domain: Callable[[Engine], HashDomain | None]
+    max_names: int
+    counts: EventCounts
 
     def is_foreign(self, engine: Engine, names: BlockNaming) -> bool:
         """Whether the blocks of `engine` cannot be mapped to the router's present hashes."""
-        return names.naming is Naming.FOREIGN and names.domain == self._domain(engine)
+        return names.naming is Naming.FOREIGN and names.domain == self.domain(engine)
 
     def empty(self, engine: Engine, names: BlockNaming) -> None:
         """Forget all blocks of `engine`."""
-        self._index.clear(engine)
+        self.index.clear(engine)
         names.emptied()
 
     def apply(self, engine: Engine, names: BlockNaming, event: Event) -> bool:
@@ -131,20 +124,20 @@ class BlockMapping:
             self.empty(engine, names)
             return True
         if event.medium not in DEVICE_MEDIA:
-            self._counts["other_medium"] += 1
+            self.counts["other_medium"] += 1
         elif not names.counts_for(event):
-            self._counts["other_group"] += 1
+            self.counts["other_group"] += 1
         elif isinstance(event, BlockStored):
             self._stored(engine, names, event)
         elif names.naming in (Naming.MAPPED, Naming.FOREIGN):
             own = (names.known.pop(low_id(name), None) for name in event.block_hashes)
-            self._index.removed(engine, [_id_of(each) for each in own if each is not None])
+            self.index.removed(engine, [_id_of(each) for each in own if each is not None])
         else:
-            self._index.removed(engine, low_ids(event.block_hashes))
+            self.index.removed(engine, low_ids(event.block_hashes))
         return False
 
     def _stored(self, engine: Engine, names: BlockNaming, event: BlockStored) -> None:
-        domain = self._domain(engine)
+        domain = self.domain(engine)
         if names.domain != domain:
             self._change_domain(engine, names, domain)
         if names.naming is Naming.UNKNOWN and domain is not None and _is_plain_root(event):
@@ -152,32 +145,32 @@ class BlockMapping:
         if names.naming in (Naming.UNKNOWN, Naming.EXACT):
             if names.naming is Naming.UNKNOWN:
                 names.used_unknown = True
-            self._index.stored(engine, low_ids(event.block_hashes))
+            self.index.stored(engine, low_ids(event.block_hashes))
             return
         hashes = names.own_hashes(event, domain) if domain else None
         if hashes is None or len(hashes) != HASH_BYTES * len(event.block_hashes):
-            self._counts["unmapped_blocks"] += len(event.block_hashes)
+            self.counts["unmapped_blocks"] += len(event.block_hashes)
             names.unnamed = True
             return
         for place, name in enumerate(event.block_hashes):
             own = hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES]
             names.known[low_id(name)] = own
-        self._index.credit(engine, hashes)
-        if len(names.known) > self._max_names:
+        self.index.credit(engine, hashes)
+        if len(names.known) > self.max_names:
             self._bound(engine, names)
 
     def _bound(self, engine: Engine, names: BlockNaming) -> None:
         """Forget the oldest names with their blocks, whose removal could not be mapped."""
         gone = []
-        while len(names.known) > self._max_names:
+        while len(names.known) > self.max_names:
             gone.append(_id_of(names.known.popitem(last=False)[1]))
-        self._index.removed(engine, gone)
+        self.index.removed(engine, gone)
         names.unnamed = True
 
     def _change_domain(self, engine: Engine, names: BlockNaming, domain: HashDomain | None) -> None:
         """The router hashes its prompts in another domain from now on: mapped blocks are void."""
         if names.naming is not Naming.UNKNOWN:
-            self._index.clear(engine)
+            self.index.clear(engine)
             names.dropped = True
             names.emptied()
         names.naming, names.domain = Naming.UNKNOWN, domain
@@ -196,9 +189,9 @@ class BlockMapping:
                 return
             names.naming = Naming.MAPPED
             remedy = "vLLM does with --prefix-caching-hash-algo sha256_cbor and no PYTHONHASHSEED"
-        self._index.clear(engine)
+        self.index.clear(engine)
         names.dropped = names.dropped or names.used_unknown
-        self._counts.warn(
+        self.counts.warn(
             "foreign_names",
             "KV events of %s do not name blocks as this router does (%s): %s",
             engine.address,

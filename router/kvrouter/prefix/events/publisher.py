@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
-from kvrouter.prefix.events.mapping import BlockNaming, Naming
+from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.prefix.events.mapping import BlockMapping, EventCounts
     from kvrouter.prefix.events.reorder import Budget, Message
     from kvrouter.prefix.index import PrefixIndex
 

@@ -9,6 +9,7 @@ SGLang 0.5. ZMQ drops answers beyond 1,000 queued ones, even the last one: answe
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -28,6 +29,7 @@ END: Final = (1 << 64) - 1
 """The number of the last answer: -1."""
 
 
+@dataclass(eq=False)
 class Replayer:
     """Runs one replay per publisher at a time, each on a socket of its own.
 
@@ -35,22 +37,17 @@ class Replayer:
     data-parallel rank adds its number.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        ports: Mapping[str, int],
-        tracker: CacheTracker,
-        answer_s: float = ANSWER_S,
-    ) -> None:
-        self.context = context
-        self.tracker = tracker
-        self.answer_s = answer_s
-        self._ports = ports
+    context: zmq.Context[zmq.Socket[bytes]]
+    ports: Mapping[str, int]
+    tracker: CacheTracker
+    answer_s: float = ANSWER_S
+
+    def __post_init__(self) -> None:
         self._replays: dict[tuple[Engine, int], _Replay] = {}
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
         """Request the messages of a rank from `start` on; False: no port is known."""
-        port = self._ports.get(server.address, self._ports.get("", 0))
+        port = self.ports.get(server.address, self.ports.get("", 0))
         if not port:
             return False
         self.end(server, rank)

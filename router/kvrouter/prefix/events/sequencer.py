@@ -15,13 +15,12 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.events.reorder import ReorderBuffer, fingerprint
+from kvrouter.prefix.events.reorder import Budget, Message, ReorderBuffer, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.prefix.events.publisher import Publisher
-    from kvrouter.prefix.events.reorder import Budget, Message
 
 REORDER_S: Final = 0.25
 """Without replays: how long missing messages may still come by themselves."""

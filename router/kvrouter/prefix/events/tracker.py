@@ -7,12 +7,13 @@ A publisher's `Sequencer` orders its messages, `BlockMapping` applies them. No s
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.messages import BadMessage, decode_batch, decode_sequence
-from kvrouter.prefix.events.publisher import EngineCache, Publisher, Shared
+from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests, Shared
 from kvrouter.prefix.events.reorder import Budget, Message
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvrouter.engines.engine import Engine, HashDomain
-    from kvrouter.prefix.events.publisher import ReplayRequests
     from kvrouter.prefix.events.sequencer import Sequencer
     from kvrouter.prefix.index import PrefixIndex
 
@@ -38,38 +38,29 @@ UNSURE_PROMPTS: Final = 8
 different prompts without one are a sign."""
 
 
+@dataclass(eq=False)
 class CacheTracker:
     """Applies messages to the index, and counts those that it cannot apply.
 
-    Args:
-        index: of the engines' blocks.
-        find: returns the engine of an address `HOST:PORT`.
-        domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
-        max_names: bound of the names kept per engine whose naming is MAPPED.
-        clock: seconds, monotonic.
-
     Attributes:
+        domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
         counts: messages, events, replayed, duplicates, gaps, restarts, lost (messages), unanswered
             (replays), silent (engines), malformed, unknown_topic, unknown_rank, unknown_event,
             other_medium, other_group, foreign_names, unmapped_blocks; each only grows.
         budget: bytes of messages that wait for earlier ones.
     """
 
-    def __init__(
-        self,
-        index: PrefixIndex,
-        find: Callable[[str], Engine | None],
-        domain: Callable[[Engine], HashDomain | None],
-        max_names: int = 200_000,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._index = index
-        self._find = find
-        self._clock = clock
+    index: PrefixIndex  # of the engines' blocks
+    find: Callable[[str], Engine | None]  # returns the engine of an address `HOST:PORT`
+    domain: Callable[[Engine], HashDomain | None]
+    max_names: int = 200_000  # bound of the names kept per engine whose naming is MAPPED
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+
+    def __post_init__(self) -> None:
         self.counts = EventCounts()
         self.budget = Budget(HELD_BYTES)
-        mapping = BlockMapping(index, domain, max_names, self.counts)
-        self._shared = Shared(index, mapping, self.counts, self.budget, clock)
+        mapping = BlockMapping(self.index, self.domain, self.max_names, self.counts)
+        self._shared = Shared(self.index, mapping, self.counts, self.budget, self.clock)
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
 
@@ -114,7 +105,7 @@ class CacheTracker:
         cache = self._caches.get(engine)
         if cache is None:
             return Reason.NO_EVENTS
-        if cache.confidence is Reason.COMPLETE and cache.forgotten != self._index.forgotten:
+        if cache.confidence is Reason.COMPLETE and cache.forgotten != self.index.forgotten:
             return Reason.FULL
         return cache.confidence
 
@@ -140,14 +131,14 @@ class CacheTracker:
         cache = self._caches.get(engine) or self._cache(engine)
         if cache.confidence.state is IndexState.FALLBACK:
             cache.guessed = True
-            self._index.guess(engine, hashes, block_tokens)
+            self.index.guess(engine, hashes, block_tokens)
             return True
         if cache.owed_prompts < UNSURE_PROMPTS:
             last = hashes[-HASH_BYTES:]
-            if last == cache.owed or self._index.match(last).get(engine):
+            if last == cache.owed or self.index.match(last).get(engine):
                 return False
             if not cache.owed_prompts:
-                cache.owed_since, cache.told = self._clock(), cache.messages()
+                cache.owed_since, cache.told = self.clock(), cache.messages()
             cache.owed = last
             cache.owed_prompts += 1
         return False
@@ -247,7 +238,7 @@ class CacheTracker:
         return made
 
     def _cache(self, engine: Engine) -> EngineCache:
-        made = self._caches[engine] = EngineCache(engine, self._index.forgotten)
+        made = self._caches[engine] = EngineCache(engine, self.index.forgotten)
         return made
 
     def _drop_streams(self, cache: EngineCache) -> None:
@@ -259,7 +250,7 @@ class CacheTracker:
     def _sender(self, topic: bytes) -> Engine | None:
         name = topic.decode()
         address = name.removeprefix(TOPIC_PREFIX).partition("@")[0]
-        engine = self._find(address) if name.startswith(TOPIC_PREFIX) else None
+        engine = self.find(address) if name.startswith(TOPIC_PREFIX) else None
         if engine is None:
             self.counts.warn(
                 "unknown_topic",
@@ -277,7 +268,7 @@ class CacheTracker:
         if cache.messages() != cache.told:
             cache.reported()
             return
-        owing_s = self._clock() - cache.owed_since
+        owing_s = self.clock() - cache.owed_since
         sure = self.confidence(cache.engine) is Reason.COMPLETE
         if cache.silent:
             if owing_s >= DEAD_S and not cache.dead:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
-from kvrouter.routing.plan import Plan, computed_tokens, missing_tokens
+from kvrouter.routing.plan import Plan, RouteInputs, computed_tokens, missing_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.routing.plan import RouteInputs
 
 
 class Policy(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from kvrouter.routing.plan import usable_blocks
+from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
 from kvrouter.routing.policies.base import decide, in_turn, rebound
 from kvrouter.routing.rendezvous import by_affinity
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.routing.plan import Plan, RouteInputs
 
 LOAD_COST = 0.05
 """Cost of loading one token's KV from the store, in computed tokens (1/20 where measured)."""

@@ -18,7 +18,7 @@ from kvrouter.errors import ApiError
 from kvrouter.openai import sse
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
 from kvrouter.serving.choices.merge import BadShare, ShareError
-from kvrouter.serving.choices.split import split
+from kvrouter.serving.choices.split import Share, split
 from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
-    from kvrouter.serving.choices.split import Share
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.streaming.resume import Resumption

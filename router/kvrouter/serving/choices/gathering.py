@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter._native import StreamFeed
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
 from kvrouter.openai.response import finish_reason, generated_tokens, prompt_usage
@@ -19,6 +20,7 @@ from kvrouter.serving.choices.merge import (
     merge_answers,
 )
 from kvrouter.serving.streaming.resume import (
+    Resumption,
     StreamBroken,
     broken,
     check_end,
@@ -32,39 +34,33 @@ if TYPE_CHECKING:
 
     from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.token_events import SentTokens
     from kvrouter.serving.choices.merge import Piece
     from kvrouter.serving.choices.split import Share
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
 
 
+@dataclass(eq=False)
 class Gathering:
-    """Merges the answers of a request's shares, and answers the client.
+    """Merges the answers of a request's shares, and answers the client."""
 
-    Args:
-        context: the request's.
-        client: reports engines that break off; knows their deadlines.
-        metrics: counts and times.
-    """
+    context: RequestContext  # the request's
+    client: EngineClient  # reports engines that break off; knows their deadlines
+    metrics: Metrics  # counts and times
 
-    def __init__(self, context: RequestContext, client: EngineClient, metrics: Metrics) -> None:
-        self._context = context
-        self._exchange = context.exchange
-        self._client = client
-        self._metrics = metrics
-        self._answer_id = answer_id(context.request.kind, context.request_id)
+    def __post_init__(self) -> None:
+        self._exchange = self.context.exchange
+        self._answer_id = answer_id(self.context.request.kind, self.context.request_id)
         self._merge = StreamMerge(self._answer_id)
         self._answers: dict[int, Piece] = {}
         self._throttle = _Throttle()
 
     def whole(self, share: Share, part: RequestContext, body: bytes) -> None:
         """Keep an answer until all are there."""
-        note_answer(part, body, self._metrics)
+        note_answer(part, body, self.metrics)
         self._answers[share.first] = share, body, part.route.cached_tokens
 
     def add_events(self, share: Share, part: RequestContext, events: bytes) -> None:
@@ -86,31 +82,31 @@ class Gathering:
         exchange, sent = self._exchange, sink.sent
         part.answer_began(monotonic())
         if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + self._context.answer_fields, hold=True)
+            exchange.start(200, fields=SSE_FIELDS + self.context.answer_fields, hold=True)
             exchange.throttle = self._throttle
-        gaps = self._metrics.of(part.model).gaps.buckets
+        gaps = self.metrics.of(part.model).gaps.buckets
         stream = part.stream = _ShareStream(self._merge, sink, part, answer, exchange, gaps=gaps)
         exchange.on_close(answer.close)  # before another piece comes
         try:
             with self._throttle.holding(answer):
-                await answer.relay_to(stream, self._client.deadlines.idle_s)
+                await answer.relay_to(stream, self.client.deadlines.idle_s)
             stream.finish()
         except UpstreamError as error:
             if stream.problem is not None:
                 raise stream.problem from None
             if sent is not None:
-                raise broken(self._client, engine, error, sent) from None
-            part.outcome.error = str(self._client.failed(engine, error))
+                raise broken(self.client, engine, error, sent) from None
+            part.outcome.error = str(self.client.failed(engine, error))
             if not sse.is_done(stream.tail):
                 raise broke_off() from None
         finally:
             part.outcome.generated = stream.generated
             stream.problem = None  # its traceback holds this frame
         if sent is not None:
-            check_end(self._client, engine, sent)
+            check_end(self.client, engine, sent)
         part.outcome.reason = finish_reason(stream.tail)
         if "stream_options" in sink.share.request.spans:
-            note_prompt(part, prompt_usage(stream.tail), self._metrics)
+            note_prompt(part, prompt_usage(stream.tail), self.metrics)
 
     def finish(self) -> None:
         """End the client's answer: all shares have ended well.
@@ -118,13 +114,13 @@ class Gathering:
         Raises:
             BadShare: they do not make one answer.
         """
-        if self._context.request.stream:
+        if self.context.request.stream:
             self._exchange.write(self._merge.end())
             self._exchange.end()
             return
         pieces = [self._answers[first] for first in sorted(self._answers)]
         body = merge_answers(pieces, self._answer_id)
-        self._exchange.respond(200, body, fields=self._context.answer_fields)
+        self._exchange.respond(200, body, fields=self.context.answer_fields)
 
 
 class ShareSink:

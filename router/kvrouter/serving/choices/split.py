@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
-from kvrouter.openai.request import parse
-
-if TYPE_CHECKING:
-    from kvrouter.openai.request import Request, Span
+from kvrouter.openai.request import Request, Span, parse
 
 _SEED: Final = re.compile(rb"-?\d{1,19}")
 

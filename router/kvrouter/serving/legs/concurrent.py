@@ -12,25 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from kvrouter.engines.compatibility import on_other_servers
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Refused, decode_error
+from kvrouter.serving.legs.release import Releases, pinned
+from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Refused, Retries, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from kvrouter.admission.waiting import EngineWait
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Rendezvous
     from kvrouter.engines.pool import EnginePool
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
-    from kvrouter.serving.legs.release import Releases
-    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext, ResponseSink
 
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.families.base import PendingKv
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import usable_blocks
+from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
 from kvrouter.serving.legs.retries import LegFailed
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.landing import LandingWaiter
     from kvrouter.serving.legs.leg import Legs

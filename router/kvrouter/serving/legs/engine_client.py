@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import (
     ConnectionPool,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from kvrouter.credentials.engine_keys import WorkerKeys
     from kvrouter.credentials.tls import Trust
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
     from kvrouter.telemetry.metrics import Metrics

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
-from kvrouter.prefix.learnt import PIECE_TOKENS
-from kvrouter.routing.plan import RouteInputs, chosen_by, usable_blocks
+from kvrouter.prefix.learnt import PIECE_TOKENS, LearntPrefixes
+from kvrouter.routing.plan import Plan, RouteInputs, chosen_by, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.prefix.learnt import LearntPrefixes
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
-    from kvrouter.routing.plan import Plan
     from kvrouter.serving.request.context import PromptFacts, RequestContext
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Trace

@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import HashDomain
-from kvrouter.prefix.store_view import LandingOutcome, LandingResult
+from kvrouter.engines.engine import Engine, HashDomain
+from kvrouter.prefix.store_view import LandingOutcome, LandingResult, StoreView
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.inputs import hash_prompt
-from kvrouter.serving.request.context import AwaitedLanding
+from kvrouter.serving.request.context import AwaitedLanding, RequestContext
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.prefix.hash_cache import HashCache
-    from kvrouter.prefix.store_view import StoreView
-    from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
 

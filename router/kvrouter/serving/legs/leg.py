@@ -7,26 +7,21 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.engine import Role
-from kvrouter.engines.families.base import BadAnswer
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv, Rendezvous
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
-from kvrouter.openai.request import OPEN_ENDED_TOKENS
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, check_begun
+from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient, check_begun
 from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
-    from kvrouter.engines.families.base import Handoff, PendingKv, Rendezvous
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.http.client.pool import EngineResponse
-    from kvrouter.openai.request import Kind, Request
     from kvrouter.routing.prefill_priority import PrefillPriorities
-    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics

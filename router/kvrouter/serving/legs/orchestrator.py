@@ -10,36 +10,29 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.compatibility import on_other_servers, partners
-from kvrouter.engines.engine import Role
-from kvrouter.engines.families.base import LegOrder
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.families.base import Handoff, LegOrder, PendingKv
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import loaders
+from kvrouter.routing.plan import Plan, RouteInputs, loaders
 from kvrouter.routing.reservations import LegReservations
-from kvrouter.serving.legs.inputs import note_plan
-from kvrouter.serving.legs.leg import computing_tokens, decode_tokens
-from kvrouter.serving.legs.release import spent
-from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, decode_error
+from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
+from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens
+from kvrouter.serving.legs.release import Releases, spent
+from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Retries, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvrouter.admission.waiting import EngineWait
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
-    from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.in_flight import InFlightPrefixes
-    from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.concurrent import ConcurrentLegs
     from kvrouter.serving.legs.decode_ahead import DecodeAhead
-    from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.legs.landing import LandingWaiter
-    from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.prefill import PrefillPhase
-    from kvrouter.serving.legs.release import Releases
-    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 

@@ -9,7 +9,7 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import EngineFull, LegFailed
+from kvrouter.serving.legs.retries import EngineFull, LegFailed, Retries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.landing import LandingWaiter
     from kvrouter.serving.legs.leg import Legs
-    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter.openai.request import UNREAD
-from kvrouter.prefix.store_view import LandingOutcome
+from kvrouter.openai.request import UNREAD, Request
+from kvrouter.prefix.store_view import LandingOutcome, LandingResult
 from kvrouter.serving.request.route_headers import route_lines
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
-    from kvrouter.openai.request import Request
     from kvrouter.prefix.groups import Leases
-    from kvrouter.prefix.store_view import LandingResult
     from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
     from kvrouter.routing.reservations import LegReservations

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.openai.request import UNREAD
+from kvrouter.openai.request import UNREAD, Request
 
 if TYPE_CHECKING:
-    from kvrouter.openai.request import Request
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.serving.request.ttft_parts import Parts
     from kvrouter.telemetry.tracing.trace import Attributes, Span

@@ -13,31 +13,27 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
-from kvrouter.openai.request import parse
+from kvrouter.openai.request import Request, parse
 from kvrouter.openai.response import tidy_events
 from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import PromptTokens
 from kvrouter.serving.legs.retries import Refused
-from kvrouter.serving.request.context import RequestContext, Timing
+from kvrouter.serving.request.context import RequestContext, ResponseSink, Timing
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import resumable
 from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.http.client.pool import EngineResponse
-    from kvrouter.openai.request import Request
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
-    from kvrouter.serving.request.context import ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
 MAX_RESUMES: Final = 3

@@ -10,9 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import SSE_HEADERS, encode_headers
 from kvrouter.openai.response import (
+    PromptUsage,
     answer_usage,
     generated_tokens,
     last_usage,
@@ -25,8 +26,6 @@ from kvrouter.serving.streaming.relay import Relay
 if TYPE_CHECKING:
     from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
-    from kvrouter.http.client.pool import EngineResponse
-    from kvrouter.openai.response import PromptUsage
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from kvrouter.tools.timed_stream import stream
+from kvrouter.tools.timed_stream import TimedAnswer, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import aiohttp
 
     from kvrouter.tools.bench.settings import BenchSettings
-    from kvrouter.tools.timed_stream import TimedAnswer
 
 
 def prompts(settings: BenchSettings) -> Iterator[list[int]]:

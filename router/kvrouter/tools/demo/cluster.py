@@ -2,15 +2,18 @@
 
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import aiohttp
 
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
+from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import Reply
 
 
@@ -23,7 +26,7 @@ class Cluster:
     router: Child
 
 
-class DemoEngines(Protocol):
+class DemoEngines(ABC):
     """One kind of engines: how they start, and which answers are right.
 
     Attributes:
@@ -34,36 +37,50 @@ class DemoEngines(Protocol):
         more: members of every request, besides the question.
         request_s: how long a whole answer may take.
         loaded: how loaded KV is checked, in words.
+        store_memory: of the store's node.
     """
 
     model: str
     prefill: Sequence[str]
     decode: Sequence[str]
-    chats: bool
-    at_once: int
-    more: Mapping[str, Any]
+    chats: bool = True
+    at_once: int = 256
+    more: Mapping[str, Any] = MappingProxyType({})
     request_s: float
     loaded: str
+    store_memory: str
 
+    def __init__(self, settings: DemoSettings) -> None:
+        self.settings = settings
+
+    async def start(self, children: Children, folder: Path) -> Cluster:
+        """Start store, engines and router; returns when all are ready. Raises ChildFailed."""
+        store = await start_store(children, folder, self.store_memory)
+        events = f"tcp://127.0.0.1:{free_port()}"
+        engines = await self.start_engines(children, folder, store.urls["kv"], events)
+        roles = [[engines[name] for name in names] for names in (self.prefill, self.decode)]
+        router = await start_router(children, self.settings.port, store, roles, events)
+        return Cluster(store, engines, router)
+
+    @abstractmethod
     def opening(self) -> str:
         """What `start` starts, in words."""
-        ...
 
-    async def start(
-        self, children: Children, session: aiohttp.ClientSession, folder: Path
-    ) -> Cluster:
-        """Start store, engines and router. Raises ChildFailed."""
-        ...
+    @abstractmethod
+    async def start_engines(
+        self, children: Children, folder: Path, store: str, events: str
+    ) -> dict[str, Child]:
+        """Start the engines, by name, on a store's URL; they publish KV events to `events`."""
 
+    @abstractmethod
     async def checked(
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
     ) -> list[Reply]:
         """The replies, each with its problem."""
-        ...
 
+    @abstractmethod
     def assurance(self, wrong_blocks: int) -> str:
         """What was compared, for the last line."""
-        ...
 
 
 async def start_store(children: Children, folder: Path, memory: str) -> Child:

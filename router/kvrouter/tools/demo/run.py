@@ -43,34 +43,29 @@ class DemoOutcome:
         return [reply.problem for reply in (*self.cold, *self.warm) if reply.problem]
 
 
+@dataclass(eq=False)
 class Demo:
     """One run, from an empty machine to figures."""
 
-    def __init__(
-        self,
-        settings: DemoSettings,
-        engines: DemoEngines,
-        children: Children,
-        progress: Progress,
-        session: aiohttp.ClientSession,
-    ) -> None:
-        self._settings = settings
-        self._engines = engines
-        self._session = session
-        self._children = children
-        self._progress = progress
+    settings: DemoSettings
+    engines: DemoEngines
+    children: Children
+    progress: Progress
+    session: aiohttp.ClientSession
+
+    def __post_init__(self) -> None:
         self._work = Workload(
-            *(session, engines.model, settings.answer_tokens),
-            request_s=engines.request_s,
-            more=engines.more,
+            *(self.session, self.engines.model, self.settings.answer_tokens),
+            request_s=self.engines.request_s,
+            more=self.engines.more,
         )
         self.outcome = DemoOutcome()
 
     async def run(self, folder: Path) -> Cluster:
         """Start the cluster, send cold and then warm requests, and check the answers."""
-        settings, engines, progress = self._settings, self._engines, self._progress
+        settings, engines, progress = self.settings, self.engines, self.progress
         progress.step(engines.opening())
-        cluster = await engines.start(self._children, self._session, folder)
+        cluster = await engines.start(self.children, folder)
         self._work.url = cluster.router.http
         await self._ready()
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
@@ -85,15 +80,15 @@ class Demo:
                 self.outcome.engines[engine.name] = Counted.read(await self._metrics(engine))
         progress.step("comparing every answer")
         for part in (self.outcome.cold, self.outcome.warm):
-            part[:] = await engines.checked(self._session, cluster, part)
+            part[:] = await engines.checked(self.session, cluster, part)
         return cluster
 
     def _conversations(self, count: int) -> list[Conversation]:
-        return conversations(self._settings.documents, count, chats=self._engines.chats)
+        return conversations(self.settings.documents, count, chats=self.engines.chats)
 
     async def _warm(self, cluster: Cluster) -> None:
         """Conversations about the same documents. A prefill engine dies after a third of them."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self.settings, self.progress
         whole = settings.conversations * settings.turns
         every = self._conversations(settings.conversations)
         progress.step(f"warm: {settings.conversations} conversations of {settings.turns} turns")
@@ -105,10 +100,10 @@ class Demo:
             count += 1
             progress.count(count, whole)
             if count >= whole // 3 and not killed:
-                victim = cluster.engines[self._engines.prefill[0]]
+                victim = cluster.engines[self.engines.prefill[0]]
                 killed.append(asyncio.create_task(self._kill(victim)))
 
-        at_once = min(settings.concurrency, self._engines.at_once)
+        at_once = min(settings.concurrency, self.engines.at_once)
         self.outcome.warm = await self._work.run(every, settings.turns, at_once, done)
         await asyncio.gather(*killed)
 
@@ -119,8 +114,8 @@ class Demo:
                 await self._busy(victim)
         self.outcome.engines[victim.name] = Counted.read(await self._metrics(victim))
         self.outcome.in_flight_at_death = self._work.in_flight
-        self._progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) under load")
-        await self._children.kill(victim)
+        self.progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) under load")
+        await self.children.kill(victim)
 
     async def _busy(self, engine: Child) -> None:
         while True:
@@ -133,15 +128,15 @@ class Demo:
         try:
             async with asyncio.timeout(READY_S):
                 while True:
-                    async with self._session.get(f"{self._work.url}/v1/models") as answer:
-                        if answer.status == 200 and self._engines.model in await answer.text():
+                    async with self.session.get(f"{self._work.url}/v1/models") as answer:
+                        if answer.status == 200 and self.engines.model in await answer.text():
                             return
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise ChildFailed(f"the router did not find its engines within {READY_S:g} s") from None
 
     async def _metrics(self, engine: Child) -> str:
-        async with self._session.get(f"{engine.http}/metrics") as answer:
+        async with self.session.get(f"{engine.http}/metrics") as answer:
             return await answer.text()
 
 

@@ -45,7 +45,6 @@ class DemoSettings(Settings):
         gt=0,
         description="Longest time until vLLM or torch engines are ready, the model's download "
         "included.",
-        json_schema_extra={"flags": ["--start-timeout"]},
     )
     keep: bool = Field(
         default=False,

@@ -1,15 +1,14 @@
 """The demo on simulated engines. Their answers are a function of KV bytes, so they are known."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from kvrouter.tools.demo.children import Children
-from kvrouter.tools.demo.cluster import Cluster, free_port, start_router, start_store
+from kvrouter.tools.demo.children import Child, Children
+from kvrouter.tools.demo.cluster import Cluster, DemoEngines
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import CHAT, Reply
 from kvrouter.tools.sim.oracle import Oracle
@@ -18,48 +17,42 @@ from kvrouter.tools.sim.store_link import sim_manifest
 from kvrouter_store.identity.chain import root_hash
 
 
-class Simulated:
+class Simulated(DemoEngines):
     """Two prefill and two decode engines; an oracle knows their right answers."""
 
-    model: str = "demo-8b"
-    prefill: Sequence[str] = ("prefill-0", "prefill-1")
-    decode: Sequence[str] = ("decode-0", "decode-1")
-    chats: bool = True
-    at_once: int = 256
-    request_s: float = 30.0
-    loaded: str = "every byte of it compared"
+    model = "demo-8b"
+    prefill = ("prefill-0", "prefill-1")
+    decode = ("decode-0", "decode-1")
+    request_s = 30.0
+    loaded = "every byte of it compared"
+    store_memory = "256MiB"
 
     def __init__(self, settings: DemoSettings) -> None:
+        super().__init__(settings)
         sim = SimSettings(model=self.model)
         root = root_hash(None)
         revision = sim.weights_revision
         manifest = sim_manifest(self.model, revision, sim.block_size, sim.block_bytes, root)
-        self.more: Mapping[str, Any] = {}
-        self._settings = settings
         self._oracle = Oracle(manifest)
 
     def opening(self) -> str:
         """What `start` starts, in words."""
         return "starting a store, 2 prefill and 2 decode engines and the router"
 
-    async def start(
-        self, children: Children, session: aiohttp.ClientSession, folder: Path
-    ) -> Cluster:
-        """Start store, engines and router on free ports. Raises ChildFailed."""
-        store = await start_store(children, folder, "256MiB")
-        events = f"tcp://127.0.0.1:{free_port()}"
-        flags = self.engine_flags(store.urls["kv"], events)
+    async def start_engines(
+        self, children: Children, folder: Path, store: str, events: str
+    ) -> dict[str, Child]:
+        """See `DemoEngines`; they take free ports."""
+        flags = self.engine_flags(store, events)
         names = (*self.prefill, *self.decode)
         started = await asyncio.gather(
             *(children.start(name, "sim", "--role", name.split("-")[0], *flags) for name in names)
         )
-        roles = (started[: len(self.prefill)], started[len(self.prefill) :])
-        router = await start_router(children, self._settings.port, store, roles, events)
-        return Cluster(store, dict(zip(names, started, strict=True)), router)
+        return dict(zip(names, started, strict=True))
 
     def engine_flags(self, store: str, events: str) -> tuple[str, ...]:
         """The flags of every engine."""
-        prefill_time = f"{self._settings.prefill_time_per_token_us}us"
+        prefill_time = f"{self.settings.prefill_time_per_token_us}us"
         return (
             *("--port", "0", "--model", self.model, "--store", store),
             *("--kv-events-endpoint", events, "--prefill-time-per-token", prefill_time),
@@ -70,7 +63,7 @@ class Simulated:
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
     ) -> list[Reply]:
         """The replies, each with its problem."""
-        answer_tokens = self._settings.answer_tokens
+        answer_tokens = self.settings.answer_tokens
         return [checked_reply(self._oracle, reply, answer_tokens) for reply in replies]
 
     def assurance(self, wrong_blocks: int) -> str:

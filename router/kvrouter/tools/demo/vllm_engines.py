@@ -8,95 +8,60 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
 
-from kvrouter.tools.demo.alone import Alone
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
-from kvrouter.tools.demo.cluster import Cluster, free_port, start_router, start_store
+from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.demo.find_vllm import VllmFound
+from kvrouter.tools.demo.real_engines import BLOCK_TOKENS, RealEngines
 from kvrouter.tools.demo.settings import DemoSettings, engine_environment
-from kvrouter.tools.demo.workload import Reply
 
-BLOCK_TOKENS = 32
-DOCUMENT_TOKENS = 3072  # at most, of a document, if a token is two letters or more
-TURN_TOKENS = 64  # at most, of a question and what a template adds
-STORE_MEMORY, KV_MEMORY, HOST_BYTES = "1GiB", "1G", 1 << 30
+KV_MEMORY, HOST_BYTES = "1G", 1 << 30
 ROLES = {"prefill-0": "kv_producer", "decode-0": "kv_consumer"}
 HEALTH_S = 2.0
 LOOK_S = 0.25
 _CAUSE = re.compile(r"\b\w*(?:Error|Exception|Refused): (?!Engine core init).*")
 
 
-class VllmEngines:
-    """One engine of each role, on half of the processors each; one alone knows right answers."""
-
-    model: str = "demo"
-    prefill: Sequence[str] = ("prefill-0",)
-    decode: Sequence[str] = ("decode-0",)
-    chats: bool = True
-    at_once: int = 256
-    request_s: float = 300.0
-    loaded: str = "each part's digest verified"
+class VllmEngines(RealEngines):
+    """Both engines on half of the processors each."""
 
     def __init__(self, settings: DemoSettings, vllm: VllmFound) -> None:
-        self.more: Mapping[str, Any] = {"ignore_eos": True, "return_token_ids": True}
-        self._settings = settings
+        super().__init__(settings)
         self._vllm = vllm
-        self._near_ties = 0
 
     def opening(self) -> str:
-        """What `start` starts, in words."""
+        """See `DemoEngines`."""
         return (
             f"starting a store, a prefill and a decode engine (vLLM {self._vllm.version}, "
-            f"{self._settings.model}) and the router; engines take a minute or so"
+            f"{self.settings.model}) and the router; engines take a minute or so"
         )
 
-    async def start(
-        self, children: Children, session: aiohttp.ClientSession, folder: Path
-    ) -> Cluster:
-        """Start store, engines and router; returns when all are ready. Raises ChildFailed."""
-        store = await start_store(children, folder, STORE_MEMORY)
-        events = f"tcp://127.0.0.1:{free_port()}"
+    async def start_engines(
+        self, children: Children, folder: Path, store: str, events: str
+    ) -> dict[str, Child]:
+        """See `DemoEngines`."""
         engines: dict[str, Child] = {}
         for (name, role), processors in zip(ROLES.items(), _halves(), strict=True):
             port = free_port()
             command = [
                 *(self._vllm.python, "-m", "vllm.entrypoints.openai.api_server"),
-                *self._flags(port, name, role, store.urls["kv"], events),
+                *self._flags(port, name, role, store, events),
             ]
             url = f"http://127.0.0.1:{port}"
             environment = engine_environment(processors, folder)
             engines[name] = await children.launch(name, url, command, environment)
-        await self._ready(session, children, list(engines.values()))
-        roles = ([engines[name] for name in self.prefill], [engines[name] for name in self.decode])
-        router = await start_router(children, self._settings.port, store, roles, events)
-        return Cluster(store, engines, router)
+        await self._ready(children, list(engines.values()))
+        return engines
 
-    async def checked(
-        self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
-    ) -> list[Reply]:
-        """The replies, each with its problem."""
-        alone = Alone(session, cluster.engines[self.decode[0]].http, self.request_s)
-        checked = await alone.checked(replies)
-        self._near_ties += alone.near_ties
-        return checked
-
-    def assurance(self, wrong_blocks: int) -> str:
-        """What was compared."""
-        ties = f"; {self._near_ties} differ at a near tie" if self._near_ties else ""
-        return f"one engine alone gave the same tokens{ties}"
-
-    async def _ready(
-        self, session: aiohttp.ClientSession, children: Children, engines: Sequence[Child]
-    ) -> None:
+    async def _ready(self, children: Children, engines: Sequence[Child]) -> None:
         """Return when all engines serve. Raises ChildFailed if one ends, or takes too long."""
         waiting = list(engines)
-        limit_s = self._settings.start_timeout_s
+        limit_s = self.settings.start_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s), aiohttp.ClientSession() as session:
                 while waiting := [each for each in waiting if not await _serves(session, each)]:
                     for engine in waiting:
                         if engine.process.returncode is not None:
@@ -111,7 +76,7 @@ class VllmEngines:
 
     def _flags(self, port: int, name: str, role: str, store: str, events: str) -> list[str]:
         """The command line: float32, so that tokens do not depend on the size of a batch."""
-        settings = self._settings
+        settings = self.settings
         connector = {
             "kv_connector": "KVStoreConnector",
             "kv_connector_module_path": "kvrouter_store.connectors.vllm",
@@ -132,21 +97,11 @@ class VllmEngines:
         return [
             *("--model", settings.model, "--served-model-name", self.model),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
-            *(
-                "--max-model-len",
-                str(context_tokens(settings)),
-                "--kv-cache-memory-bytes",
-                KV_MEMORY,
-            ),
+            *("--max-model-len", str(self.context_tokens), "--kv-cache-memory-bytes", KV_MEMORY),
             *("--block-size", str(BLOCK_TOKENS), "--prefix-caching-hash-algo", "sha256_cbor"),
             *("--enable-prompt-tokens-details", "--kv-transfer-config", _flag(connector)),
             *("--kv-events-config", _flag(publisher)),
         ]
-
-
-def context_tokens(settings: DemoSettings) -> int:
-    """How many tokens the longest conversation has, at most."""
-    return DOCUMENT_TOKENS + settings.turns * (settings.answer_tokens + TURN_TOKENS)
 
 
 def _flag(value: Mapping[str, object]) -> str:

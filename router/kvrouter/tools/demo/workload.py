@@ -87,33 +87,27 @@ def _document(draw: random.Random, index: int) -> str:
     return text[:DOCUMENT_CHARACTERS]
 
 
+@dataclass(eq=False)
 class Workload:
     """Sends conversations to the router at `url`; `more` is in every request."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        model: str,
-        answer_tokens: int,
-        *,
-        request_s: float = 30.0,
-        more: Mapping[str, Any] | None = None,
-    ) -> None:
+    session: aiohttp.ClientSession
+    model: str
+    answer_tokens: int
+    request_s: float = 30.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.url = ""
         self.in_flight = 0
-        self._session = session
-        self._model = model
-        self._answer_tokens = answer_tokens
-        self._request_s = request_s
-        self._more = dict(more or {})
 
     async def ask(self, conversation: Conversation, question: str) -> Reply:
         """One turn, which the conversation remembers. Does not check the text."""
-        path, body = conversation.request(question, self._model, self._answer_tokens)
-        body |= self._more
+        path, body = conversation.request(question, self.model, self.answer_tokens)
+        body |= self.more
         self.in_flight += 1
         try:
-            answer = await stream(self._session, self.url + path, body, timeout_s=self._request_s)
+            answer = await stream(self.session, self.url + path, body, timeout_s=self.request_s)
         finally:
             self.in_flight -= 1
         conversation.turns.append((question, answer.text))

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 from pydantic import BaseModel
 
 from kvrouter.app.reload import ENGINES, KEYS, RELOADED
-from kvrouter.options.option import options
+from kvrouter.options.option import Option, options
 from kvrouter.tools.docs.markdown import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvrouter.options.option import Option
 
 HEAD = """\
 # Configuration

@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.families import FAMILIES
-from kvrouter.engines.families.base import LegOrder
-from kvrouter.engines.families.parameter_table import BOTH, WHERE_SET, Served, Treatment
+from kvrouter.engines.families.base import Family, LegOrder
+from kvrouter.engines.families.parameter_table import BOTH, WHERE_SET, Parameter, Served, Treatment
 from kvrouter.tools.docs.markdown import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.families.base import Family
-    from kvrouter.engines.families.parameter_table import Parameter
 
 HEAD: Final = """\
 # Parameters

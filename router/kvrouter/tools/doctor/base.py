@@ -10,6 +10,7 @@ import os
 import resource
 import time
 from collections import ChainMap
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,7 +22,6 @@ from kvrouter_store.node.placement import Read, reader
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterator, Callable
 
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Engine
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kvrouter.tools.doctor.store_facts import StoreFacts
     from kvrouter.tools.doctor.trials import Trial
 
-    Found = AsyncIterator["Finding"]
-    """What is wrong with one topic; empty if there is nothing to look at."""
+Found = AsyncIterator["Finding"]
+"""What is wrong with one topic; empty if there is nothing to look at."""
 
 
 class Severity(StrEnum):

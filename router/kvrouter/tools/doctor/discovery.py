@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import SourceContext
+from kvrouter.membership.discovery.base import Members, SourceContext
 from kvrouter.redis.client import RedisClient
-from kvrouter.tools.doctor.base import Setup, error, warning
+from kvrouter.tools.doctor.base import Found, Setup, error, warning
 
 if TYPE_CHECKING:
     from collections import ChainMap
 
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
-    from kvrouter.membership.discovery.base import Members
-    from kvrouter.tools.doctor.base import Found
 
 FIRST_MEMBERS_S: Final = 10.0
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.tools.doctor.base import Setup, error
+from kvrouter.tools.doctor.base import Found, Setup, error
 
 if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.trials import Trial
 
 _PRODUCER: Final = (

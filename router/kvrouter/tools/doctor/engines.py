@@ -6,12 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.engine import Role
-from kvrouter.tools.doctor.base import Setup, error, warning
+from kvrouter.tools.doctor.base import Finding, Found, Setup, error, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kvrouter.tools.doctor.base import Finding, Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
 
 T = TypeVar("T")

@@ -11,13 +11,12 @@ import zmq
 
 from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
 from kvrouter.prefix.events.sockets import Inbox, subscriber
-from kvrouter.tools.doctor.base import Setup, error, warning
+from kvrouter.tools.doctor.base import Found, Setup, error, warning
 from kvrouter.tools.doctor.links import ask_new_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
 
 LISTEN_S: Final = 10.0

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
-from kvrouter.tools.doctor.base import Setup, remark, warning
+from kvrouter.tools.doctor.base import Found, Setup, remark, warning
 from kvrouter_store.node.placement import memory_nodes, plan
 from kvrouter_store.node.start_checks import is_loopback
 
 if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.store_facts import StoreFacts
 
 HOST: Final = "this host"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.tools.doctor.base import Setup, warning
+from kvrouter.tools.doctor.base import Found, Host, Setup, warning
 from kvrouter_store.rdma.base import LinkType, RdmaUnavailable
 from kvrouter_store.rdma.options import RdmaOptions
 from kvrouter_store.rdma.ports import Port, choose_port
@@ -13,7 +13,6 @@ from kvrouter_store.rdma.ports import Port, choose_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.tools.doctor.base import Found, Host
 
 FULL_MTU_BYTES: Final = 4200
 """The MTU of an interface whose RoCE packets carry 4096 bytes and their headers."""

@@ -17,12 +17,10 @@ from kvrouter.tools.doctor import (
     store,
     tokenizers,
 )
-from kvrouter.tools.doctor.base import Check
+from kvrouter.tools.doctor.base import Check, Found, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from kvrouter.tools.doctor.base import Found, Setup
 
 
 def _check(examine: Callable[[Setup], Found]) -> Check:

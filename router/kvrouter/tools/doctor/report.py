@@ -5,14 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
-from kvrouter.tools.doctor.base import GRAVEST_FIRST, Severity
-
-if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Finding, SharedGroup
+from kvrouter.tools.doctor.base import GRAVEST_FIRST, Finding, Severity, SharedGroup
 
 WIDTH: Final = 100
 

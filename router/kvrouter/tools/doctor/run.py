@@ -18,22 +18,20 @@ from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address, unlabelled
-from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Setup, error
+from kvrouter.tools.doctor.base import GRAVEST_FIRST, Check, Finding, Host, Setup, error
 from kvrouter.tools.doctor.discovery import read_sources
 from kvrouter.tools.doctor.engine_facts import learn_engine
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.report import Report
 from kvrouter.tools.doctor.sharing import shared_groups
-from kvrouter.tools.doctor.store_facts import learn_store
+from kvrouter.tools.doctor.store_facts import StoreFacts, learn_store
 from kvrouter.tools.doctor.trials import try_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvrouter.app.settings import RouterSettings
-    from kvrouter.tools.doctor.base import Check, Finding
     from kvrouter.tools.doctor.settings import DoctorSettings
-    from kvrouter.tools.doctor.store_facts import StoreFacts
 
 REQUESTS_PER_CHECK: Final = 6
 """Requests that a check may wait for, one after the other, each with its own deadline."""

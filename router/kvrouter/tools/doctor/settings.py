@@ -26,7 +26,6 @@ class DoctorSettings(RouterSettings):
         le=600,
         description="Longest time for an engine's answer to one request of the doctor, such as a "
         "prompt of a few blocks.",
-        json_schema_extra={"flags": ["--doctor-deadline"]},
     )
     host_root: Path = Field(
         default=Path("/"),

@@ -6,14 +6,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import CacheGroup, Role
-from kvrouter.tools.doctor.base import Setup, SharedGroup, error, warning
+from kvrouter.tools.doctor.base import Found, Setup, SharedGroup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 from kvrouter.tools.doctor.links import unconnected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter_store.identity.block import Manifest
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import ByteSize
 
-from kvrouter.tools.doctor.base import Setup, error, remark, warning
+from kvrouter.tools.doctor.base import Found, Setup, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.errors import StoreRefused, Unauthorized, Untrusted
-
-if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Found
-    from kvrouter_store.errors import KVStoreError
+from kvrouter_store.errors import KVStoreError, StoreRefused, Unauthorized, Untrusted
 
 SIGNS_OF_FAULTS: Final = (
     (

@@ -9,13 +9,12 @@ import orjson
 
 from kvrouter.canary.verdict import first_difference
 from kvrouter.prefix.tokenize import TRIAL_TEXT, LocalTokenizer, TokenizerUnavailable
-from kvrouter.tools.doctor.base import Setup, error
+from kvrouter.tools.doctor.base import Finding, Found, Setup, error
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.tools.doctor.base import Finding, Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
 
     TokenIds = tuple[int, ...]

@@ -17,7 +17,7 @@ import orjson
 
 from kvrouter.canary.verdict import Difference, first_difference, margin, tokens_of
 from kvrouter.engines.compatibility import shares
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import HashDomain, Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.openai.endpoints import COMPLETIONS
@@ -31,7 +31,6 @@ from kvrouter_store.identity.chain import hash_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.engines.engine import HashDomain
     from kvrouter.tools.doctor.base import Setup
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter_store.client.asyncio_client import AsyncStoreClient

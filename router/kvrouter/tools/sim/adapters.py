@@ -5,11 +5,9 @@ can be loaded: an adapter is only its name and path, which are part of the hashe
 """
 
 from collections.abc import Mapping
-from typing import Any
-
-import orjson
 
 from kvrouter.errors import ApiError
+from kvrouter.tools.sim.requests import json_object
 
 
 class Adapters:
@@ -34,7 +32,7 @@ class Adapters:
         Raises:
             ApiError: 400: it names none, or without `load_inplace` one that is loaded.
         """
-        data = _object(body)
+        data = json_object(body, _invalid)
         name, path = data.get("lora_name"), data.get("lora_path")
         if not (isinstance(name, str) and name and isinstance(path, str) and path):
             raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
@@ -52,23 +50,13 @@ class Adapters:
         Raises:
             ApiError: 400: it names none; 404: it is not loaded.
         """
-        name = _object(body).get("lora_name")
+        name = json_object(body, _invalid).get("lora_name")
         if not (isinstance(name, str) and name):
             raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
         if name not in self._paths:
             raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
         del self._paths[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _invalid(f"JSON decode error: {error}") from None
-    if not isinstance(data, dict):
-        raise _invalid("Input should be a valid dictionary")
-    return data
 
 
 def _invalid(message: str) -> ApiError:

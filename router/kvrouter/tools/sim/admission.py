@@ -26,20 +26,16 @@ class _Waiter:
     priority: int
 
 
+@dataclass(eq=False)
 class SimAdmission:
     """Hands out the slots of a cache to at most `max_running` requests at a time."""
 
-    def __init__(
-        self,
-        cache: BlockCache,
-        max_running: int,
-        max_waiting: int,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._cache = cache
-        self._max_running = max_running
-        self._max_waiting = max_waiting
-        self._changed = changed
+    cache: BlockCache
+    max_running: int
+    max_waiting: int
+    changed: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._waiters: list[_Waiter] = []
         self.running = 0
 
@@ -58,12 +54,12 @@ class SimAdmission:
             allocation = self._try(hashes, blocks)
             if allocation is not None:
                 return allocation
-        if len(self._waiters) >= self._max_waiting:
+        if len(self._waiters) >= self.max_waiting:
             raise QueueFull()
         admitted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(hashes, blocks, admitted, priority)
         insort(self._waiters, waiter, key=attrgetter("priority"))
-        self._changed()
+        self.changed()
         try:
             return await waiter.admitted
         except asyncio.CancelledError:
@@ -76,7 +72,7 @@ class SimAdmission:
 
     def leave(self, allocation: Allocation) -> None:
         """End a request: its slots are free for the next ones."""
-        self._cache.release(allocation)
+        self.cache.release(allocation)
         self.running -= 1
         self._pump()
 
@@ -91,13 +87,13 @@ class SimAdmission:
                 break
             del self._waiters[0]
             head.admitted.set_result(allocation)
-        self._changed()
+        self.changed()
 
     def _try(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
-        if self.running >= self._max_running:
+        if self.running >= self.max_running:
             return None
-        allocation = self._cache.allocate(hashes, blocks)
+        allocation = self.cache.allocate(hashes, blocks)
         if allocation is not None:
             self.running += 1
-            self._changed()
+            self.changed()
         return allocation

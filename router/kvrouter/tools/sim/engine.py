@@ -108,7 +108,7 @@ class SimEngine:
             prompt,
             allocation=allocation,
             answer=answer,
-            answer_tokens=answer_tokens,
+            left=answer_tokens,
             arrived_s=arrived_s,
         )
 

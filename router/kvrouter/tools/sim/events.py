@@ -91,47 +91,42 @@ class Faults:
         return arrives
 
 
+@dataclass(eq=False)
 class EventPublisher:
     """A PUB socket and its encoder. ZMQ drops events without a subscriber.
 
-    Args:
-        endpoint: where messages go.
-        topic: of each message.
-        block_tokens: tokens of a block.
+    Attributes:
         replay_endpoint: repeats the last `buffer_steps` messages on request, as in vLLM; needs a
             running loop. None for no replays.
-        faults: what happens to messages on their way, drawn with `seed`.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        topic: str,
-        block_tokens: int,
-        *,
-        replay_endpoint: str | None = None,
-        buffer_steps: int = 10_000,
-        faults: Faults | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self._encoder = EventEncoder(block_tokens)
-        self._topic = topic.encode()
+    endpoint: str  # where messages go
+    topic: str  # of each message
+    block_tokens: int  # tokens of a block
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    faults: Faults | None = None  # what happens to messages on their way, drawn with `seed`
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._encoder = EventEncoder(self.block_tokens)
+        self._topic = self.topic.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 100_000)
-        self._kept: deque[list[bytes]] = deque(maxlen=buffer_steps)
-        self._faults = faults
-        self._random = Random(seed)
+        self._kept: deque[list[bytes]] = deque(maxlen=self.buffer_steps)
+        self._random = Random(self.seed)
         self._delayed: list[list[bytes]] = []
         self._replays: Inbox | None = None
+        endpoint = self.endpoint
         if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc:", "inproc:")):
             self._socket.bind(endpoint)
         else:
             self._socket.connect(endpoint)
-        if replay_endpoint is not None:
+        if self.replay_endpoint is not None:
             router = self._context.socket(zmq.ROUTER)
-            router.bind(replay_endpoint)
+            router.bind(self.replay_endpoint)
             self._replays = Inbox(router, self._replay)
 
     @property
@@ -146,12 +141,12 @@ class EventPublisher:
             return
         message = self._encoder.frames(self._topic, events)
         self._kept.append(message)
-        if self._faults is None:
+        if self.faults is None:
             self._socket.send_multipart(message, zmq.NOBLOCK)
             return
         self._delayed.append(message)
-        if len(self._delayed) > 1 or self._random.randrange(100) >= self._faults.late:
-            sent, self._delayed = self._faults.wire(self._delayed, self._random), []
+        if len(self._delayed) > 1 or self._random.randrange(100) >= self.faults.late:
+            sent, self._delayed = self.faults.wire(self._delayed, self._random), []
             for each in sent:
                 self._socket.send_multipart(each, zmq.NOBLOCK)
 

@@ -35,6 +35,7 @@ class Prompt:
     adapter: tuple[str, str] | None
 
 
+@dataclass(eq=False)
 class Generation:
     """Call `prefill` once, `next_token` until `done`, and `close` in any case.
 
@@ -43,44 +44,36 @@ class Generation:
         allocation: the slots, until `close`.
     """
 
-    def __init__(
-        self,
-        engine: "SimEngine",
-        prompt: Prompt,
-        *,
-        allocation: Allocation,
-        answer: "SimAnswer",
-        answer_tokens: int,
-        arrived_s: float,
-    ) -> None:
-        self.answer = answer
-        self.allocation = allocation
-        self._engine = engine
-        self._prompt = prompt
-        self._left = answer_tokens
-        self._arrived_s = arrived_s
+    engine: "SimEngine"
+    prompt: Prompt
+    allocation: Allocation
+    answer: "SimAnswer"
+    left: int  # tokens that are still to be generated
+    arrived_s: float
+
+    def __post_init__(self) -> None:
         self._admitted_s = time.monotonic()
         self._first_token_s = 0.0
         self._last_token_s = 0.0
         self._due_s = 0.0
-        self._context = KVContext(engine.spec_digest)
-        self._block_tokens = engine.settings.block_size
+        self._context = KVContext(self.engine.spec_digest)
+        self._block_tokens = self.engine.settings.block_size
         self._stored_blocks = 0
-        self._chain = prompt.hashes
-        full = len(prompt.hashes) * self._block_tokens
-        self._tail = list(prompt.tokens[full:])
-        self._parent = prompt.hashes[-1] if len(prompt.hashes) else None
-        self._content = prompt.contents[-1] if len(prompt.contents) else None
+        self._chain = self.prompt.hashes
+        full = len(self.prompt.hashes) * self._block_tokens
+        self._tail = list(self.prompt.tokens[full:])
+        self._parent = self.prompt.hashes[-1] if len(self.prompt.hashes) else None
+        self._content = self.prompt.contents[-1] if len(self.prompt.contents) else None
         self._finished = False
 
     @property
     def done(self) -> bool:
         """Whether the last token was generated."""
-        return self._left == 0
+        return self.left == 0
 
     async def prefill(self) -> None:
         """Load or compute the KV of the prompt, and save what was computed."""
-        engine = self._engine
+        engine = self.engine
         local = self.allocation.cached_blocks
         loaded = await self._load(local)
         held = local + loaded
@@ -101,7 +94,7 @@ class Generation:
 
     async def next_token(self) -> tuple[int, str]:
         """The next token and its text, when it is due."""
-        engine = self._engine
+        engine = self.engine
         if self.answer.tokens:
             pause_s = engine.latency.next_token(engine.running)
             due_s = self._due_s + pause_s
@@ -114,16 +107,16 @@ class Generation:
             self._due_s = max(due_s, now_s - pause_s)
         else:
             self._first_token_s = self._due_s = now_s = time.monotonic()
-            engine.metrics.first_token.observe(now_s - self._arrived_s)
+            engine.metrics.first_token.observe(now_s - self.arrived_s)
         self._last_token_s = now_s
         number = self._context.next_number(self._tail, self.answer.request.seed)
         token = engine.tokenizer.syllable(number)
         text = engine.tokenizer.decode((token,))
         self.answer.tokens.append(token)
         self.answer.text += text
-        self._left -= 1
+        self.left -= 1
         engine.metrics.generation_tokens.inc()
-        if self._left:
+        if self.left:
             await self._extend(token)
         else:
             self._finish(self.answer.finish_reason)
@@ -133,20 +126,20 @@ class Generation:
         """Free the slots; counts as aborted if tokens are left."""
         if not self._finished:
             self._finish("abort")
-        self._engine.leave(self)
+        self.engine.leave(self)
 
     async def _load(self, local: int) -> int:
         """Load blocks after the `local` ones from the store; how many."""
-        engine, usable = self._engine, self._prompt.usable
+        engine, usable = self.engine, self.prompt.usable
         if engine.link is None or not (usable > local or engine.saves_prompts):
             return 0
         engine.metrics.external_queries.inc((usable - local) * self._block_tokens)
-        hashes = self._prompt.hashes[:usable]
+        hashes = self.prompt.hashes[:usable]
         began_s = time.monotonic()
         upto = self._stored_blocks = min(await engine.link.match(hashes), usable)
         if upto <= local:
             return 0
-        contents = self._prompt.contents[:usable]
+        contents = self.prompt.contents[:usable]
         loaded = await engine.link.load(hashes, local, self.allocation.slots[local:upto], contents)
         self._stored_blocks = local + loaded
         seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
@@ -159,8 +152,8 @@ class Generation:
 
         Also saves blocks that the engine held and the store did not.
         """
-        engine, size = self._engine, self._block_tokens
-        first, end = held * size, len(self._prompt.tokens)
+        engine, size = self.engine, self._block_tokens
+        first, end = held * size, len(self.prompt.tokens)
         seconds = engine.latency.prefill(end - first, loaded * size, engine.running)
         began_s = time.monotonic()
         step = max(engine.settings.max_num_batched_tokens, size)
@@ -181,8 +174,8 @@ class Generation:
 
     async def _compute_blocks(self, first: int, end: int) -> None:
         slots = self.allocation.slots[first:end]
-        contents = list(self._prompt.contents[first:end])
-        engine = self._engine
+        contents = list(self.prompt.contents[first:end])
+        engine = self.engine
         await in_thread(engine.executor, lambda: engine.memory.compute(slots, contents))
         self._name(first, end)
 
@@ -191,24 +184,23 @@ class Generation:
 
         Blocks after a gap would be useless.
         """
-        link, first = self._engine.link, self._stored_blocks
+        link, first = self.engine.link, self._stored_blocks
         if link is None:
             return False
         slots = self.allocation.slots[first:end]
-        self._stored_blocks += await link.save(self._prompt.hashes, first, slots)
+        self._stored_blocks += await link.save(self.prompt.hashes, first, slots)
         return self._stored_blocks == end
 
     def _name(self, first: int, end: int) -> None:
         """Let later requests use blocks first..end, and publish them."""
-        prompt, size = self._prompt, self._block_tokens
+        prompt, size = self.prompt, self._block_tokens
         names = list(prompt.hashes[first:end])
         new = [
-            self._engine.cache.name(self.allocation, first + at, one)
-            for at, one in enumerate(names)
+            self.engine.cache.name(self.allocation, first + at, one) for at, one in enumerate(names)
         ]
         if not any(new):
             return
-        self._engine.publish(
+        self.engine.publish(
             [
                 Stored(
                     prompt.hashes[first - 1] if first else None,
@@ -222,17 +214,17 @@ class Generation:
 
     def _attend(self) -> None:
         """Read the KV of every full block of the prompt as the engine holds it."""
-        for slot in self.allocation.slots[: len(self._prompt.hashes)]:
-            self._context.add_block(self._engine.memory.slot(slot))
+        for slot in self.allocation.slots[: len(self.prompt.hashes)]:
+            self._context.add_block(self.engine.memory.slot(slot))
 
     async def _extend(self, token: int) -> None:
         """Add a token of the answer; computes the KV of a block when that is full."""
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return
-        engine, tail = self._engine, self._tail
-        salt = self._prompt.cache_salt if self._parent is None else None
-        adapter = self._prompt.adapter
+        engine, tail = self.engine, self._tail
+        salt = self.prompt.cache_salt if self._parent is None else None
+        adapter = self.prompt.adapter
         name = hash_tokens(
             array("I", tail),
             self._block_tokens,
@@ -261,7 +253,7 @@ class Generation:
             await engine.link.save(self._chain, index, [slot])
 
     def _count_prompt(self, local: int, loaded: int) -> None:
-        metrics, size, whole = self._engine.metrics, self._block_tokens, len(self._prompt.tokens)
+        metrics, size, whole = self.engine.metrics, self._block_tokens, len(self.prompt.tokens)
         metrics.prompt_tokens.inc(whole)
         metrics.prefix_queries.inc(whole)
         metrics.prefix_hits.inc(local * size)
@@ -269,14 +261,14 @@ class Generation:
         metrics.local_tokens.inc(local * size)
         metrics.loaded_tokens.inc(loaded * size)
         metrics.computed_tokens.inc(whole - (local + loaded) * size)
-        metrics.queue_time.observe(self._admitted_s - self._arrived_s)
+        metrics.queue_time.observe(self._admitted_s - self.arrived_s)
 
     def _finish(self, reason: str) -> None:
         self._finished = True
-        metrics = self._engine.metrics
+        metrics = self.engine.metrics
         metrics.finished[reason].inc()
         now_s = time.monotonic()
-        metrics.whole_request.observe(now_s - self._arrived_s)
+        metrics.whole_request.observe(now_s - self.arrived_s)
         if self.answer.tokens:
             metrics.decode_time.observe(now_s - self._first_token_s)
 

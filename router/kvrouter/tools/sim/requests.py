@@ -5,7 +5,7 @@ vllm/sampling_params.py; tests/fakes/openai_cases.py holds them, for this engine
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ def parse_request(
     body: bytes, kind: Kind, tokenizer: SimTokenizer, names: tuple[str, ...], max_model_len: int
 ) -> GenerateRequest:
     """Read, check and tokenize a request. Raises ApiError with vLLM's status and wording."""
-    data = _object(body)
+    data = json_object(body, _no_request)
     _check_stream_options(data)
     _check_unsupported(data)
     model = _model(data, names)
@@ -113,7 +113,7 @@ def parse_request(
 
 def parse_tokenize(body: bytes, tokenizer: SimTokenizer, names: tuple[str, ...]) -> list[int]:
     """The token ids that /tokenize answers for a prompt or a conversation."""
-    data = _object(body)
+    data = json_object(body, _no_request)
     _model(data, names)
     if "messages" in data:
         return _chat(data, tokenizer)
@@ -123,13 +123,14 @@ def parse_tokenize(body: bytes, tokenizer: SimTokenizer, names: tuple[str, ...])
     return tokenizer.encode(prompt)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, refusal: Callable[[str], ApiError]) -> dict[str, Any]:
+    """A JSON object; raises the `refusal` of what is wrong with it."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise _no_request(f"JSON decode error: {error}") from None
+        raise refusal(f"JSON decode error: {error}") from None
     if not isinstance(data, dict):
-        raise _no_request("Input should be a valid dictionary")
+        raise refusal("Input should be a valid dictionary")
     return data
 
 

@@ -29,17 +29,12 @@ from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.settings import (
-    RDMA,
-    RdmaDevName,
-    RdmaGidIndex,
-    RdmaIbPort,
-    RdmaLinkType,
+    RdmaSettings,
     StoreCaFile,
     StoreCertFile,
     StoreKeyFile,
     StoreToken,
 )
-from kvrouter_store.rdma.options import RdmaOptions
 
 DEFAULT_CONTEXT_TOKENS = 32768
 _PIECE = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
@@ -109,7 +104,7 @@ def _events_config(value: object) -> object:
         raise ValueError("give a JSON object, as '{\"enable_kv_cache_events\": true}'") from None
 
 
-class SimSettings(Settings):
+class SimSettings(RdmaSettings, Settings):
     """One simulated engine: what it serves, how fast it seems to be, and how it fails."""
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_SIM_", frozen=True)
@@ -209,10 +204,6 @@ class SimSettings(Settings):
         default=True,
         description="Compare every loaded block with the bytes that its hash stands for.",
     )
-    dev_name: RdmaDevName = RDMA.dev_name
-    ib_port: RdmaIbPort = RDMA.ib_port
-    link_type: RdmaLinkType = RDMA.link_type
-    hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
 
     time_to_first_token: Duration = Field(
         default=Duration(0),
@@ -351,13 +342,7 @@ class SimSettings(Settings):
         object.__setattr__(self, "store_token", token)  # frozen
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
-        _ = self.rdma_options
         return self
-
-    @property
-    def rdma_options(self) -> RdmaOptions:
-        """Which RDMA devices to use. ValueError if the settings contradict each other."""
-        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @property
     def store_tls(self) -> ClientTls:

@@ -7,6 +7,7 @@ store, and computed again.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from kvrouter.tools.sim.memory import KVMemory
@@ -58,29 +59,20 @@ async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) ->
         raise
 
 
+@dataclass(eq=False)
 class SimStoreLink:
     """One engine's link to the store. `close` after the last request."""
 
-    def __init__(
-        self,
-        client: StoreClient,
-        manifest: Manifest,
-        memory: KVMemory,
-        metrics: SimMetrics,
-        executor: ThreadPoolExecutor,
-        *,
-        engine: str,
-        verify: bool,
-        spoils: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._client = client
-        self.manifest = manifest
-        self._memory = memory
-        self._metrics = metrics
-        self._executor = executor
-        self._engine = engine
-        self._verify = verify
-        self._spoils = spoils
+    client: StoreClient
+    manifest: Manifest
+    memory: KVMemory
+    metrics: SimMetrics
+    executor: ThreadPoolExecutor
+    engine: str
+    verify: bool
+    spoils: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self._registered = False
 
     async def register(self) -> None:
@@ -89,7 +81,7 @@ class SimStoreLink:
 
     async def match(self, hashes: BlockHashes) -> int:
         """How many leading blocks the store has; 0 if it is away."""
-        return await self._guarded(lambda: self._client.match(self.manifest, hashes.data).blocks, 0)
+        return await self._guarded(lambda: self.client.match(self.manifest, hashes.data).blocks, 0)
 
     async def load(
         self, hashes: BlockHashes, first: int, slots: list[int], contents: BlockHashes
@@ -108,37 +100,37 @@ class SimStoreLink:
 
     async def close(self) -> None:
         """Close the connection."""
-        await in_thread(self._executor, self._client.close)
+        await in_thread(self.executor, self.client.close)
 
     def _load(
         self, hashes: BlockHashes, span: range, slots: list[int], contents: BlockHashes
     ) -> int:
-        statuses = self._client.get_into(
-            self.manifest, 0, hashes[: span.stop].data, span, self._memory.segments, slots
+        statuses = self.client.get_into(
+            self.manifest, 0, hashes[: span.stop].data, span, self.memory.segments, slots
         )
         came = next(
             (at for at, status in enumerate(statuses) if status is not BlockStatus.OK),
             len(statuses),
         )
-        self._metrics.lost_blocks.inc(len(slots) - came)
-        if came and self._spoils():
-            self._memory.slot(slots[0])[0] ^= 0xFF
-        if not self._verify:
+        self.metrics.lost_blocks.inc(len(slots) - came)
+        if came and self.spoils():
+            self.memory.slot(slots[0])[0] ^= 0xFF
+        if not self.verify:
             return came
         names = list(hashes[span.start : span.start + came])
-        right = self._memory.right_blocks(
+        right = self.memory.right_blocks(
             slots[:came], list(contents[span.start : span.start + came])
         )
         if right < came:
-            self._metrics.wrong_blocks.inc()
-            self._client.delete(self.manifest, names[right])
+            self.metrics.wrong_blocks.inc()
+            self.client.delete(self.manifest, names[right])
         return right
 
     def _save(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
-        result = self._client.put(
-            self.manifest, 0, hashes[: span.stop].data, span, self._memory.segments, slots
+        result = self.client.put(
+            self.manifest, 0, hashes[: span.stop].data, span, self.memory.segments, slots
         )
-        self._metrics.saved_blocks.inc(result.stored)
+        self.metrics.saved_blocks.inc(result.stored)
         statuses = result.statuses
         return next(
             (at for at, status in enumerate(statuses) if status not in _KEPT), len(statuses)
@@ -147,14 +139,14 @@ class SimStoreLink:
     async def _guarded(self, work: Callable[[], Result], default: Result) -> Result:
         def registered() -> Result:
             if not self._registered:
-                self._client.register(self.manifest, engine=self._engine)
+                self.client.register(self.manifest, engine=self.engine)
                 self._registered = True
             return work()
 
         try:
-            return await in_thread(self._executor, registered)
+            return await in_thread(self.executor, registered)
         except KVStoreError:
-            self._metrics.store_errors.inc()
+            self.metrics.store_errors.inc()
             return default
         finally:
-            self._metrics.use_transport(self._client.transport)
+            self.metrics.use_transport(self.client.transport)

@@ -17,14 +17,13 @@ import msgspec
 
 from kvrouter.control.page.model import Snapshot
 from kvrouter.tools.terminal.draw import Line, screen
-from kvrouter.tools.terminal.settings import colours_wanted
+from kvrouter.tools.terminal.settings import StatusSettings, colours_wanted
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from kvrouter.tools.terminal.settings import StatusSettings
 
 PIPE_WIDTH: Final = 120
 MAX_BYTES: Final = 16 << 20

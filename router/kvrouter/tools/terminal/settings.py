@@ -32,13 +32,11 @@ class StatusSettings(Settings):
         ge=0.1,
         le=3600,
         description="Time between two updates.",
-        json_schema_extra={"flags": ["--interval"]},
     )
     timeout_s: float = Field(
         default=5.0,
         gt=0,
         description="Longest time for the router's answer.",
-        json_schema_extra={"flags": ["--timeout"]},
     )
     token: SecretStr = Field(
         default=SecretStr(""),

@@ -42,23 +42,19 @@ class _Coming:
     seen: list[tuple[int, bool]] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Arrivals:
     """What is on its way to one engine; called by the scheduler's thread alone.
 
     block_tokens: of the blocks that routers count. manifest_of: the manifest of a cache group.
     """
 
-    def __init__(
-        self,
-        landings: Landings,
-        block_tokens: int,
-        manifest_of: Callable[[int], Manifest],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._landings = landings
-        self._block_tokens = block_tokens
-        self._manifest_of = manifest_of
-        self._clock = clock
+    landings: Landings
+    block_tokens: int
+    manifest_of: Callable[[int], Manifest]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._reach_tokens: Mapping[int, int | None] = {}
         self._asked: list[_Coming] = []  # those with chunks that nobody follows yet
         self._followed: list[AwaitedPrefix] = []
@@ -70,7 +66,7 @@ class Arrivals:
     def begin(self, context: ReqContext) -> None:
         """A request came: note what was announced to it."""
         if (told := announced(context.kv_transfer_params)) is not None:
-            end, until = told.blocks * self._block_tokens, self._clock() + told.wait_s
+            end, until = told.blocks * self.block_tokens, self.clock() + told.wait_s
             context.set_state(_Coming(end, until))
 
     def lookup(self, key: OffloadKey, context: ReqContext) -> bool | None:
@@ -137,8 +133,8 @@ class Arrivals:
         for group, members in groupby(asked, itemgetter(0)):
             keys = [key for _, _, key in members]
             hashes = b"".join(map(get_offload_block_hash, keys))
-            left_s = coming.until - self._clock()
-            awaited = self._landings.follow(self._manifest_of(group), hashes, left_s)
+            left_s = coming.until - self.clock()
+            awaited = self.landings.follow(self.manifest_of(group), hashes, left_s)
             coming.awaited.append(awaited)
             self._followed.append(awaited)
             coming.places.update({key: (awaited, place) for place, key in enumerate(keys)})

@@ -59,7 +59,7 @@ def test_the_gates_have_the_settings_of_the_fleets_queue() -> None:
     fleet, gates = make_gates(a=1)
     (gate,) = gates.of("a", None)
     assert (gate.queue_size, gate.timeout_s) == (5, 60.0)
-    fleet.resize(queue_size=7)
+    fleet.resize(100, 7)
     fleet.timeout_s = 9.0
-    gates.copy_settings()
+    gates.follow({"a": 1})
     assert (gate.queue_size, gate.timeout_s, gate.limit) == (7, 9.0, 1)

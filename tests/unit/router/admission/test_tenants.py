@@ -71,7 +71,7 @@ def test_a_trusted_proxy_names_tenants_by_the_header_that_it_is_told() -> None:
     assert tenants.of(request("10.0.0.1:80", headers)) == "research"
     assert tenants.of(request("fd00::7:80", headers)) == "research"
     assert tenants.of(request("11.0.0.1:80", headers)) == "11.0.0.1"
-    tenants.follow(proxies=[])
+    tenants.follow("x-tenant", [])
     assert tenants.of(request("10.0.0.1:80", headers)) == "10.0.0.1"
     tenants.follow("x-other", PROXIES)
     assert tenants.of(request("10.0.0.1:80", headers)) == "192.0.2.1"

@@ -96,7 +96,9 @@ async def start(timer: DeadlineTimer) -> AsyncIterator[Start]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         servers.append(server)
         port = server.sockets[0].getsockname()[1]
-        pool = ConnectionPool("127.0.0.1", port, timer, open_connections=open_connections)
+        pool = ConnectionPool(
+            "127.0.0.1", port, timer, open_connections=open_connections or OpenConnections()
+        )
         pools.append(pool)
         return pool, peers
 
