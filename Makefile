@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock release vllm-env gpu-check docker rdma drill page soak walks
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -66,6 +66,9 @@ lock: ## renew deploy/requirements.lock, what the image installs
 	uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
 	  --output-file deploy/requirements.lock pyproject.toml
+
+release: ## what is released of this tag, in dist/: wheels, source distributions, SBOM, checksums
+	$(PYTHON) wheels/release.py
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh

@@ -33,7 +33,7 @@ class Machine:
     """An aarch64 Python that imports the wheels and nothing else."""
 
     def __init__(self, packages: Path) -> None:
-        command = [HERE / "make_machine.sh", SUITE]
+        command = [str(HERE / "make_machine.sh"), SUITE]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
         self._python = made.stdout.strip()

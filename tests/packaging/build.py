@@ -54,7 +54,8 @@ def _build_here(folder: Path, processor: str) -> None:
         python = Path(name) / "bin" / "python"
         needed = ROOT / "wheels/requirements.txt"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", needed], check=True)
-        command = [python, ROOT / "wheels/build.py", "--target", processor, folder]
+        script = str(ROOT / "wheels/build.py")
+        command = [str(python), script, "--target", processor, str(folder)]
         subprocess.run(command, check=True)
 
 
