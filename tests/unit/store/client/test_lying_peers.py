@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 from tests.fakes.store import Memory, chain_of, manifest_of
+from tests.unit.store.client.test_asyncio_client import until
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, Op
@@ -155,11 +156,12 @@ def test_a_client_says_that_its_node_speaks_another_version_of_the_protocol() ->
         client.stats()
 
 
-async def test_an_asyncio_client_says_so_too() -> None:
+async def test_an_asyncio_client_says_so_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     liar = Liar({Op.HELLO: of_another_version})
     try:
         async with AsyncStoreClient(liar.url) as client:
-            with pytest.raises(StoreUnavailable, match=f"another version than {_core.VERSION}"):
+            await until(lambda: "another version" in caplog.text)
+            with pytest.raises(StoreRefused, match=f"another version than {_core.VERSION}"):
                 await client.stats()
     finally:
         liar.close()
