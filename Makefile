@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks deploy-check docs
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock release vllm-env gpu-check docker rdma drill page soak walks deploy-check docs monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -74,13 +74,15 @@ lock: ## renew deploy/requirements.lock, what the image installs
 	  --output-file deploy/requirements.lock pyproject.toml
 
 RULE = deploy/kubernetes/components/monitoring/rules.yaml
-.PHONY: monitoring
 monitoring: ## write Grafana's dashboard, and the rules of Prometheus as its Kubernetes operator takes them
 	@mkdir -p build
 	$(PYTHON) -m deploy.grafana.dashboard > build/kvrouter.json
 	{ sed '/^spec:/q' $(RULE); sed -n '/^groups:/,$$s/^./  &/p' deploy/prometheus/rules.yml; } > build/rules.yaml
 	mv build/kvrouter.json deploy/grafana/dashboards/
 	mv build/rules.yaml $(RULE)
+
+release: ## what is released of this tag, in dist/: wheels, source distributions, SBOM, checksums
+	$(PYTHON) wheels/release.py
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh

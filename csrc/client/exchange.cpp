@@ -61,8 +61,8 @@ IoResult Exchange::receive_more(uint8_t* to, size_t most) {
 IoResult Exchange::read_header() {
   wire::Header asked;
   wire::read_header(reinterpret_cast<const uint8_t*>(frame_.data()), asked);
-  if (wire::read_header(data_, header_) != wire::HeaderError::kNone)
-    return bad_reply("what came is no reply of this protocol");
+  const wire::HeaderError error = wire::read_header(data_, header_);
+  if (error != wire::HeaderError::kNone) return bad_reply(wire::describe(error));
   if (header_.request_id != asked.request_id || header_.op != asked.op)
     return bad_reply("a reply came that was not asked for");
   return IoResult::kDone;

@@ -5,6 +5,9 @@
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 #include "base/processor.h"
@@ -44,6 +47,24 @@ uint64_t load64(const uint8_t* at) {
 }
 
 #if defined(__x86_64__)
+#define KV_CRC32_INSTRUCTION __attribute__((target("sse4.2")))
+KV_CRC32_INSTRUCTION inline uint64_t crc_64(uint64_t crc, uint64_t word) {
+  return _mm_crc32_u64(crc, word);
+}
+KV_CRC32_INSTRUCTION inline uint32_t crc_8(uint32_t crc, uint8_t byte) {
+  return _mm_crc32_u8(crc, byte);
+}
+#elif defined(__aarch64__)
+#define KV_CRC32_INSTRUCTION __attribute__((target("+crc")))
+KV_CRC32_INSTRUCTION inline uint64_t crc_64(uint64_t crc, uint64_t word) {
+  return __crc32cd(static_cast<uint32_t>(crc), word);
+}
+KV_CRC32_INSTRUCTION inline uint32_t crc_8(uint32_t crc, uint8_t byte) {
+  return __crc32cb(crc, byte);
+}
+#endif
+
+#if defined(KV_CRC32_INSTRUCTION)
 constexpr ShiftTables kShiftLongest = make_shift_tables(kLongest);
 constexpr ShiftTables kShiftMiddle = make_shift_tables(kMiddle);
 constexpr ShiftTables kShiftLong = make_shift_tables(kLong);
@@ -51,13 +72,13 @@ constexpr ShiftTables kShiftShort = make_shift_tables(kShort);
 
 // The instruction takes three cycles and starts one per cycle: three streams keep it busy.
 template <size_t kStream>
-__attribute__((target("sse4.2"))) uint64_t three_way(const uint8_t* at, uint64_t crc,
-                                                     const ShiftTables& tables) {
+KV_CRC32_INSTRUCTION uint64_t three_way(const uint8_t* at, uint64_t crc,
+                                        const ShiftTables& tables) {
   uint64_t second = 0, third = 0;
   for (size_t i = 0; i < kStream; i += 8) {
-    crc = _mm_crc32_u64(crc, load64(at + i));
-    second = _mm_crc32_u64(second, load64(at + kStream + i));
-    third = _mm_crc32_u64(third, load64(at + 2 * kStream + i));
+    crc = crc_64(crc, load64(at + i));
+    second = crc_64(second, load64(at + kStream + i));
+    third = crc_64(third, load64(at + 2 * kStream + i));
   }
   return shift(tables, shift(tables, crc) ^ second) ^ third;
 }
@@ -70,33 +91,37 @@ uint64_t rounds(const uint8_t*& at, size_t& size, uint64_t crc, const ShiftTable
   return crc;
 }
 
-__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t size,
-                                                        uint32_t init) {
+KV_CRC32_INSTRUCTION uint32_t crc32c_instruction(const void* data, size_t size, uint32_t init) {
   const auto* at = static_cast<const uint8_t*>(data);
   uint64_t crc = static_cast<uint32_t>(~init);
   crc = rounds<kLongest>(at, size, crc, kShiftLongest);
   crc = rounds<kMiddle>(at, size, crc, kShiftMiddle);
   crc = rounds<kLong>(at, size, crc, kShiftLong);
   crc = rounds<kShort>(at, size, crc, kShiftShort);
-  for (; size >= 8; at += 8, size -= 8) crc = _mm_crc32_u64(crc, load64(at));
+  for (; size >= 8; at += 8, size -= 8) crc = crc_64(crc, load64(at));
   auto tail = static_cast<uint32_t>(crc);
-  for (; size != 0; ++at, --size) tail = _mm_crc32_u8(tail, *at);
+  for (; size != 0; ++at, --size) tail = crc_8(tail, *at);
   return ~tail;
 }
 
-__attribute__((target("sse4.2"))) inline uint64_t copy_16(uint8_t* to, const uint8_t* at,
-                                                          uint64_t crc) {
+KV_CRC32_INSTRUCTION inline uint64_t copy_16(uint8_t* to, const uint8_t* at, uint64_t crc) {
+#if defined(__x86_64__)
   const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
-  crc = _mm_crc32_u64(crc, static_cast<uint64_t>(_mm_cvtsi128_si64(words)));
-  return _mm_crc32_u64(crc, static_cast<uint64_t>(_mm_extract_epi64(words, 1)));
+  crc = crc_64(crc, static_cast<uint64_t>(_mm_cvtsi128_si64(words)));
+  return crc_64(crc, static_cast<uint64_t>(_mm_extract_epi64(words, 1)));
+#else
+  const std::array<uint64_t, 2> words{load64(at), load64(at + 8)};
+  std::memcpy(to, words.data(), sizeof words);
+  return crc_64(crc_64(crc, words[0]), words[1]);
+#endif
 }
 
 // three_way that also stores what it reads: beside the memory accesses the CRC costs almost
 // nothing, and it is of the very registers that are written.
 template <size_t kStream>
-__attribute__((target("sse4.2"))) uint64_t copy_three_way(uint8_t* to, const uint8_t* at,
-                                                          uint64_t crc, const ShiftTables& tables) {
+KV_CRC32_INSTRUCTION uint64_t copy_three_way(uint8_t* to, const uint8_t* at, uint64_t crc,
+                                             const ShiftTables& tables) {
   uint64_t second = 0, third = 0;
   for (size_t i = 0; i < kStream; i += 16) {
     crc = copy_16(to + i, at + i, crc);
@@ -106,14 +131,14 @@ __attribute__((target("sse4.2"))) uint64_t copy_three_way(uint8_t* to, const uin
   return shift(tables, shift(tables, crc) ^ second) ^ third;
 }
 
-uint32_t copy_sse42(uint8_t* to, const uint8_t* at, size_t size, uint32_t init) {
+uint32_t copy_instruction(uint8_t* to, const uint8_t* at, size_t size, uint32_t init) {
   uint64_t crc = static_cast<uint32_t>(~init);
   for (; size >= 3 * kLong; at += 3 * kLong, to += 3 * kLong, size -= 3 * kLong)
     crc = copy_three_way<kLong>(to, at, crc, kShiftLong);
   for (; size >= 3 * kShort; at += 3 * kShort, to += 3 * kShort, size -= 3 * kShort)
     crc = copy_three_way<kShort>(to, at, crc, kShiftShort);
   if (size != 0) std::memcpy(to, at, size);
-  return crc32c_sse42(to, size, ~static_cast<uint32_t>(crc));
+  return crc32c_instruction(to, size, ~static_cast<uint32_t>(crc));
 }
 #endif
 
@@ -134,18 +159,18 @@ uint32_t crc32c_folded(const void* data, size_t size, uint32_t crc) {
   const size_t folded = fold_rounds(size);
   const auto* at = static_cast<const uint8_t*>(data);
   if (folded != 0) crc = fold_crc32c(at, folded, crc);
-  return crc32c_sse42(at + folded, size - folded, crc);
+  return crc32c_instruction(at + folded, size - folded, crc);
 }
 uint32_t crc32c_paired(const void* data, size_t size, uint32_t crc) {
   const auto* at = static_cast<const uint8_t*>(data);
   for (; size >= kPairedBytes; at += kPairedBytes, size -= kPairedBytes)
     crc = paired_crc32c(at, crc);
-  return crc32c_sse42(at, size, crc);
+  return crc32c_instruction(at, size, crc);
 }
 uint32_t copy_folded(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc) {
   const size_t folded = fold_rounds(size);
   if (folded != 0) crc = fold_copy_crc32c(to, at, folded, crc);
-  return copy_sse42(to + folded, at + folded, size - folded, crc);
+  return copy_instruction(to + folded, at + folded, size - folded, crc);
 }
 #endif
 
@@ -156,8 +181,11 @@ std::vector<Crc32cBackend> usable() {
   const bool multiplies = has.sse42 && has.pclmul && has.vpclmulqdq;
   if (multiplies && has.avx512f) backends.push_back({"vpclmulqdq", crc32c_folded, copy_folded});
   if (multiplies && has.avx2)
-    backends.push_back({"vpclmulqdq and sse4.2", crc32c_paired, copy_sse42});
-  if (has.sse42) backends.push_back({"sse4.2", crc32c_sse42, copy_sse42});
+    backends.push_back({"vpclmulqdq and sse4.2", crc32c_paired, copy_instruction});
+  if (has.sse42) backends.push_back({"sse4.2", crc32c_instruction, copy_instruction});
+#elif defined(__aarch64__)
+  if ((getauxval(AT_HWCAP) & HWCAP_CRC32) != 0)
+    backends.push_back({"crc32", crc32c_instruction, copy_instruction});
 #endif
   backends.push_back({"portable", crc32c_portable, copy_portable});
   return backends;

@@ -2,7 +2,7 @@
 //
 // Cheap enough to be computed in the copy loop. The fastest implementation for the processor is
 // chosen at run time: folding of 512 bits, folding of 256 bits beside the SSE4.2 instruction, that
-// instruction on three interleaved streams, or slicing by 8.
+// instruction or aarch64's on three interleaved streams, or slicing by 8.
 #pragma once
 
 #include <cstddef>

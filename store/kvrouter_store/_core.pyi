@@ -47,7 +47,7 @@ def copy_crc32c(dst: Buffer, src: Buffer) -> int:
     """Copy `src` to the start of the writable `dst` and return the CRC32C of the bytes copied."""
 
 def crc32c_backend() -> str:
-    """Return "vpclmulqdq", "vpclmulqdq and sse4.2", "sse4.2" or "portable": what this processor can do best."""
+    """Return "vpclmulqdq", "vpclmulqdq and sse4.2", "sse4.2", "crc32" or "portable": what this processor can do best."""
 
 # ---------------------------------------------------------------- memory
 

@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "CMakeLists.txt", "csrc", "examples", "router", "store", "wheels")
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, *, processor: str = "x86_64") -> None:
     """Build into the folder, unless it holds what these sources make.
 
-    Each Python builds in a container of its image. Where none can be started, only this Python
-    builds, in an environment of its own.
+    For x86-64 each Python builds in a container of its image. Else, and where none can be started,
+    only this Python builds, in an environment of its own.
     """
     made_of = folder / "sources.sha256"
     key = _digest_of_sources()
@@ -30,11 +30,11 @@ def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    if no_engine() is None:
+    if processor == "x86_64" and no_engine() is None:
         for image in IMAGES:
             _build_in(image, folder)
     else:
-        _build_here(folder)
+        _build_here(folder, processor)
     made_of.write_text(key)
 
 
@@ -48,13 +48,15 @@ def _build_in(image: str, folder: Path) -> None:
     run_in(image, script, mounts={ROOT: "/src:ro", folder: "/wheels"})
 
 
-def _build_here(folder: Path) -> None:
+def _build_here(folder: Path, processor: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         venv.create(name, with_pip=True)
         python = Path(name) / "bin" / "python"
         needed = ROOT / "wheels/requirements.txt"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", needed], check=True)
-        subprocess.run([python, ROOT / "wheels/build.py", folder], check=True)
+        script = str(ROOT / "wheels/build.py")
+        command = [str(python), script, "--target", processor, str(folder)]
+        subprocess.run(command, check=True)
 
 
 def _digest_of_sources() -> str:

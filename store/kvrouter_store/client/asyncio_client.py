@@ -175,7 +175,7 @@ class AsyncStoreClient:
     async def held(self, manifest: Manifest, hashes: bytes) -> list[bool]:
         """Of each block, in any order, whether the node has it in full, in memory or on its disk.
 
-        A node of an earlier version ends the connection: LinkLost, or StoreUnavailable.
+        A node of 0.1.0 does not know the request: StoreRefused, and the connection ends.
         """
         link, manifest_id = await self._known(manifest)
         found: list[bool] = []

@@ -15,7 +15,7 @@ from kvrouter_store._core import AcquireReply, ErrorReply, Header, HelloReply, O
 from kvrouter_store.connection.asyncio_tls import tls_reason
 from kvrouter_store.connection.channel import LinkLost, refused
 from kvrouter_store.connection.tls import sentence
-from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable, Untrusted
+from kvrouter_store.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Untrusted
 
 if TYPE_CHECKING:
     from kvrouter_store._core import _Reply as Reply
@@ -52,6 +52,7 @@ class AsyncLink(asyncio.Protocol):
         self._tick: asyncio.TimerHandle | None = None
         self._rest = b""
         self._header: Header | None = None
+        self._foreign: StoreRefused | None = None
 
     @property
     def standing(self) -> bool:
@@ -132,7 +133,7 @@ class AsyncLink(asyncio.Protocol):
                 timer.cancel()
         for one in pending.values():
             if not one.answer.done():
-                one.answer.set_exception(_why_lost(error))
+                one.answer.set_exception(self._foreign or _why_lost(error))
 
     def data_received(self, data: bytes) -> None:
         """Take in replies (called by the loop)."""
@@ -153,7 +154,9 @@ class AsyncLink(asyncio.Protocol):
                 offset += header.body_bytes
                 self._header = None
                 self._deliver(header, reply)
-        except ValueError:
+        except ValueError as error:
+            if not self.epoch:  # in place of a reply to HELLO: trying again does not help
+                self._foreign = StoreRefused(str(error), "UNSUPPORTED_VERSION")
             self.close()
             return
         self._rest = data[offset:] if offset < size else b""

@@ -56,6 +56,7 @@ class Dialer:
         self._rdma_denied = False
         self._digests = True
         self._backoff = BackOff()
+        self._why = ""
         self._lock = threading.Lock()
 
     def choose(self, deadline: Deadline) -> ChosenTransport:
@@ -84,8 +85,8 @@ class Dialer:
         self._check_pause()
         try:
             channel = self._open(chosen, access, deadline)
-        except DeadlineExceeded:
-            self._backoff.failed(self.clock())
+        except DeadlineExceeded as error:
+            self._failed(error)
             raise
         except StoreUnavailable:
             self._forget(chosen)
@@ -108,14 +109,18 @@ class Dialer:
         """A pause begins if this fails. Success counts only with a whole channel: see `open`."""
         try:
             yield
-        except StoreUnavailable:
-            self._backoff.failed(self.clock())
+        except StoreUnavailable as error:
+            self._failed(error)
             raise
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        self._backoff.failed(self.clock())
+        self._why = str(error)
 
     def _check_pause(self) -> None:
         pause_s = self._backoff.remaining_s(self.clock())
         if pause_s:
-            raise StoreUnavailable(f"the store cannot be reached; next try in {pause_s:.2f} s")
+            raise StoreUnavailable(f"{self._why}; next try in {pause_s:.2f} s")
 
     def _forget(self, chosen: ChosenTransport) -> None:
         """No channel can be opened so (any more): choose again."""

@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 from tests.fakes.store import Memory, chain_of, manifest_of
+from tests.unit.store.client.test_asyncio_client import until
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, Op
@@ -22,7 +23,7 @@ from kvrouter_store.client.transports.base import Target
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.channel import Access, Channel, Credentials, LinkLost
 from kvrouter_store.connection.deadline import Deadline
-from kvrouter_store.errors import StoreRefused
+from kvrouter_store.errors import StoreRefused, StoreUnavailable
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
@@ -138,6 +139,32 @@ REQUESTS: dict[Op, Callable[[StoreClient], object]] = {
     Op.PUT: put,
     Op.GET: get,
 }
+
+
+def of_another_version(request_id: int) -> bytes:
+    """A HELLO's reply by a node that speaks the next version of the protocol."""
+    reply = bytearray(hello(request_id))
+    reply[4] = _core.VERSION + 1
+    return bytes(reply)
+
+
+def test_a_client_says_that_its_node_speaks_another_version_of_the_protocol() -> None:
+    with (
+        asking({Op.HELLO: of_another_version}) as client,
+        pytest.raises(StoreUnavailable, match=f"another version than {_core.VERSION}"),
+    ):
+        client.stats()
+
+
+async def test_an_asyncio_client_says_so_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    liar = Liar({Op.HELLO: of_another_version})
+    try:
+        async with AsyncStoreClient(liar.url) as client:
+            await until(lambda: "another version" in caplog.text)
+            with pytest.raises(StoreRefused, match=f"another version than {_core.VERSION}"):
+                await client.stats()
+    finally:
+        liar.close()
 
 
 @pytest.mark.parametrize("op", REQUESTS)
