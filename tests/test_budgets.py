@@ -8,7 +8,10 @@ agents send, and TensorRT-LLM (Python 190, of which 13 in the request path; word
 models (Python 600, of which 75 in the request path; words 450), signals by model and key, and
 settings for failures (Python 760, of which 41; words 190), what the status page tells (Python 450;
 words 215), fairness by tokens (Python 100; words 130), both legs of what agents send, ageing,
-images, SGLang's events (Python 350, of which 20; words 95).
+images, SGLang's events (Python 350, of which 20; words 95); discovery in Kubernetes and secrets
+from files (Python 1,100; words 560), CRC32C by aarch64's own instruction (C++ 30), quickstarts,
+troubleshooting, sizing, migration and security (words 5,700), Kubernetes manifests (words 1,000),
+a runbook of each alert (words 1,650), the promise of compatibility (words 700).
 """
 
 from collections.abc import Callable, Iterable
@@ -98,12 +101,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 44_510),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 44_960),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_190),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_030),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 21_550),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 31_300),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
