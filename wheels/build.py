@@ -32,6 +32,8 @@ def main(folder: Path) -> None:
     """Build into the folder; auditwheel checks each wheel and gives it the platform's tag."""
     folder.mkdir(parents=True, exist_ok=True)
     for project in (HERE.parent / "store", HERE.parent):
+        if not (project / "pyproject.toml").exists():
+            continue  # deploy/Dockerfile.engine has the store alone
         with tempfile.TemporaryDirectory() as name:
             built = Path(name)
             run("build", "--outdir", built, project)
