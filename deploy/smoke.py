@@ -31,7 +31,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Who answered a prompt, and how many of its tokens were not computed again."""
+    """Which engines answered a prompt, and how many of its tokens were not computed again."""
 
     prefill: str
     decode: str
@@ -103,7 +103,7 @@ def answered(step: str, number: int) -> Answer:
     address = compose("port", "router", "8000")
     with timed(step) as cells:
         answer = ask(address, number)
-        cells += [answer.prefill or "-", answer.decode, f"{answer.cached} of {PROMPT_TOKENS}"]
+        cells += [answer.decode, f"{answer.cached} of {PROMPT_TOKENS}"]
     return answer
 
 
@@ -151,7 +151,7 @@ def down() -> None:
 
 def main() -> int:
     """Run the story and always take everything down; the exit status."""
-    row("step", "seconds", "prefill", "decode", "reused")
+    row("step", "seconds", "decode", "reused")
     try:
         try:
             story()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.deploy.project import ROOT
 
-ENGINE = "python:3.13-slim-trixie"
-"""Stands for the image of an engine: a Linux with another Python."""
+ENGINE = "python:3.11-slim-bookworm"
+"""Stands for the image of an engine; tests/packaging tries the wheel of other Pythons."""
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
