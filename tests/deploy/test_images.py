@@ -62,8 +62,8 @@ def test_the_demo_in_the_image_gets_every_answer_right(docker: str) -> None:
 
 @pytest.mark.usefixtures("images")
 def test_the_rdma_image_has_pyverbs_of_the_version_of_its_rdma_core(docker: str) -> None:
-    code = "import pyverbs.device as d; print(d.get_device_list())"
-    assert docker_run(docker, "kvrouter-rdma:local", "-c", code, entrypoint="python") == "[]\n"
+    code = "import pyverbs.device; print(pyverbs.__name__)"
+    assert docker_run(docker, "kvrouter-rdma:local", "-c", code, entrypoint="python") == "pyverbs\n"
     query = ["-W", "-f", "${Version}\n", "python3-pyverbs", "libibverbs1", "ibverbs-providers"]
     versions = docker_run(docker, "kvrouter-rdma:local", *query, entrypoint="dpkg-query")
     assert len(set(versions.split())) == 1
