@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock release vllm-env gpu-check docker rdma drill page soak walks deploy-check docs monitoring
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill page soak walks deploy-check docs monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -68,10 +68,20 @@ stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py hol
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter_store._core -o build/stubs/_core.pyi
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter._native -o build/stubs/_native.pyi
 
-lock: ## renew deploy/requirements.lock, what the image installs
-	uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
+# Each version with the hashes of all its files, so that they hold for aarch64 too.
+LOCK = uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+  --custom-compile-command 'make lock'
+lock: ## renew deploy/*.lock: what the image installs, what builds it, and what builds the wheel for engines
+	$(LOCK) --extra dns --extra k8s --extra otel --extra tokenizers --no-emit-package kvrouter-store \
 	  --output-file deploy/requirements.lock pyproject.toml
+	printf '%s\n' build cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/build.lock -
+	printf '%s\n' cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/wheels.lock - wheels/requirements.txt
+
+IMAGE = docker build -f deploy/Dockerfile --build-arg REVISION="$$(git rev-parse HEAD)" \
+  --build-arg VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' store/pyproject.toml)"
+images: ## kvrouter:local, and with RDMA kvrouter-rdma:local; labels say the version and the revision
+	$(IMAGE) -t kvrouter:local .
+	$(IMAGE) --target rdma -t kvrouter-rdma:local .
 
 RULE = deploy/kubernetes/components/monitoring/rules.yaml
 monitoring: ## write Grafana's dashboard, and the rules of Prometheus as its Kubernetes operator takes them

@@ -2,8 +2,8 @@
 
 Needs Debian and root only for the private one. It installs the Debian packages mmdebstrap, runc and
 iptables where they are missing, and unpacks (does not install) Debian's docker.io, docker-cli,
-docker-compose, docker-buildx and containerd into a cache. No registry is asked: the base images of
-BASE_IMAGES are made from Debian's own Python, with this machine's apt sources and certificates.
+docker-compose, docker-buildx and containerd into a cache. No registry is asked: BASE_IMAGES and
+SERVICE_IMAGES are made of Debian's own packages, with this machine's apt sources and certificates.
 Whatever was started is stopped and removed. Exit status: the command's, or 97.
 """
 
@@ -24,6 +24,12 @@ ENGINE_SUITE = "trixie"  # the first Debian whose packages have compose v2 and b
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "containerd")
 BASE_IMAGES = {"bookworm": "python:3.11-slim-bookworm", "trixie": "python:3.13-slim-trixie"}
 BASE_PACKAGES = "python3,python3-dev,python3-venv,python3-pip,ca-certificates"
+SERVICE_PACKAGES = "redis-server,nginx,prometheus"
+SERVICE_IMAGES = {
+    "redis:7-bookworm": ['CMD ["redis-server"]'],
+    "nginx:1.28-bookworm": ['CMD ["nginx", "-g", "daemon off;"]'],
+    "prom/prometheus:v3.5.0": ['ENTRYPOINT ["/usr/bin/prometheus"]', "USER nobody"],
+}
 TOOLS = {"mmdebstrap": "mmdebstrap", "runc": "runc", "iptables": "iptables"}
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 APT_LOCK = Path(__file__).resolve().parent.parent / "build/ci/apt.lock"
@@ -38,6 +44,19 @@ chroot "$root" update-ca-certificates >/dev/null
 printf '[global]\\ncert = /etc/ssl/certs/ca-certificates.crt\\n' > "$root/etc/pip.conf"
 ln -s /usr/bin/python3 "$root/usr/local/bin/python"
 ln -s /usr/bin/python3 "$root/usr/local/bin/python3"
+"""
+
+SERVICE_SETUP = """set -e
+root=$1
+install -d -o 65534 -g 65534 "$root/prometheus"
+rm -r "$root/etc/prometheus" && mkdir "$root/etc/prometheus"
+ln -sf /dev/stderr "$root/var/log/nginx/error.log"
+printf '%s\n' 'pid /run/nginx.pid;' 'events {}' 'http {' 'access_log off;' \
+  'client_body_temp_path /var/cache/nginx/body;' 'proxy_temp_path /var/cache/nginx/proxy;' \
+  'fastcgi_temp_path /var/cache/nginx/fastcgi;' 'uwsgi_temp_path /var/cache/nginx/uwsgi;' \
+  'scgi_temp_path /var/cache/nginx/scgi;' 'include /etc/nginx/conf.d/*.conf;' '}' \
+  > "$root/etc/nginx/nginx.conf"
+mkdir -p "$root/var/cache/nginx"
 """
 
 
@@ -114,21 +133,21 @@ def unpacked_engine(cache: Path) -> Path:
     return root
 
 
-def base_image(cache: Path, suite: str) -> Path:
-    """A tarball that stands in for the base image of a Debian suite; made once."""
-    image = cache / f"base-{suite}.tar"
+def root_tarball(cache: Path, name: str, suite: str, packages: str, setup: str) -> Path:
+    """A tarball of a Debian suite with packages, after a script; made once."""
+    image = cache / f"{name}.tar"
     if image.exists():
         return image
-    say(f"making a base image from Debian {suite}")
-    with tempfile.TemporaryDirectory(dir=cache) as name:
-        script, part = Path(name) / "setup.sh", Path(name) / "base.tar"
-        script.write_text(BASE_SETUP)
+    say(f"making an image from Debian {suite}: {packages}")
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        script, part = Path(folder) / "setup.sh", Path(folder) / "root.tar"
+        script.write_text(setup)
         quietly(
             [
                 "mmdebstrap",
                 "--variant=minbase",
                 "--mode=root",
-                f"--include={BASE_PACKAGES}",
+                f"--include={packages}",
                 "--dpkgopt=path-exclude=/usr/share/doc/*",
                 "--dpkgopt=path-exclude=/usr/share/man/*",
                 f'--customize-hook=sh {script} "$1" {CERTIFICATES}',
@@ -239,19 +258,25 @@ def unmount(work: Path) -> None:
         subprocess.run(["umount", "-l", place], check=False)
 
 
-def import_bases(images: dict[str, Path], environment: dict[str, str]) -> None:
-    """Give the base tarballs the names that Dockerfiles and tests ask for."""
-    for suite, image in images.items():
-        command = [
-            "docker",
-            "import",
-            "--change=ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin",
-            "--change=ENV LANG=C.UTF-8",
-            '--change=CMD ["python3"]',
-            str(image),
-            BASE_IMAGES[suite],
-        ]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+def import_image(
+    tarball: Path, name: str, changes: Sequence[str], environment: dict[str, str]
+) -> None:
+    """Give a tarball the name that Dockerfiles, Compose files and tests ask for."""
+    path = "ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
+    command = ["docker", "import", *(f"--change={each}" for each in (path, *changes))]
+    subprocess.run(
+        [*command, str(tarball), name], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def import_images(cache: Path, environment: dict[str, str]) -> None:
+    """Bring all images, of which the first run makes the tarballs."""
+    for suite, name in BASE_IMAGES.items():
+        tarball = root_tarball(cache, f"base-{suite}", suite, BASE_PACKAGES, BASE_SETUP)
+        import_image(tarball, name, ["ENV LANG=C.UTF-8", 'CMD ["python3"]'], environment)
+    tarball = root_tarball(cache, "services", "bookworm", SERVICE_PACKAGES, SERVICE_SETUP)
+    for name, changes in SERVICE_IMAGES.items():
+        import_image(tarball, name, changes, environment)
 
 
 def run_command(command: Sequence[str], environment: dict[str, str]) -> int:
@@ -274,13 +299,12 @@ def with_private_engine(command: Sequence[str]) -> int:
     cache.mkdir(parents=True, exist_ok=True)
     install_tools()
     root = unpacked_engine(cache)
-    images = {suite: base_image(cache, suite) for suite in BASE_IMAGES}
     with (
         tempfile.TemporaryDirectory(prefix="kvr-docker-", ignore_cleanup_errors=True) as work,
         firewall_kept(),
         daemon(root, Path(work)) as environment,
     ):
-        import_bases(images, environment)
+        import_images(cache, environment)
         say("the private engine is up")
         return run_command(command, environment)
 

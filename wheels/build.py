@@ -48,6 +48,8 @@ def main(folder: Path, processor: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for project in (HERE.parent / "store", HERE.parent):
+        if not (project / "pyproject.toml").exists():
+            continue  # deploy/Dockerfile.engine has the store alone
         with tempfile.TemporaryDirectory() as name:
             built = Path(name)
             names = names_for(processor)
