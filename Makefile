@@ -75,7 +75,7 @@ lock: ## renew deploy/*.lock: what the image installs, what builds it, and what 
 	$(LOCK) --extra dns --extra k8s --extra otel --extra tokenizers --no-emit-package kvrouter-store \
 	  --output-file deploy/requirements.lock pyproject.toml
 	printf '%s\n' build cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/build.lock -
-	printf '%s\n' cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/wheels.lock - wheels/requirements.txt
+	$(LOCK) --output-file deploy/wheels.lock wheels/requirements.txt
 
 IMAGE = docker build -f deploy/Dockerfile --build-arg REVISION="$$(git rev-parse HEAD)" \
   --build-arg VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' store/pyproject.toml)"

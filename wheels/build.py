@@ -1,8 +1,8 @@
 """build.py [--target PROCESSOR] [FOLDER]: make this checkout's distributions in dist/ or FOLDER.
 
 Needs the packages of wheels/requirements.txt. zig compiles and links for glibc 2.28 and the
-processor x86_64 (default) or aarch64, whatever this machine has. CPython 3.11 makes wheels for
-itself, CPython 3.12 and later for 3.12 and every later version (abi3).
+processor x86_64 or aarch64 (default: this machine's). CPython 3.11 makes wheels for itself,
+CPython 3.12 and later for 3.12 and every later version (abi3).
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main(folder: Path, processor: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage="build.py [--target PROCESSOR] [FOLDER]")
-    parser.add_argument("--target", choices=PROCESSORS, default="x86_64")
+    parser.add_argument("--target", choices=PROCESSORS, default=platform.machine())
     parser.add_argument("folder", nargs="?", default="dist", type=Path)
     options = parser.parse_args()
     main(options.folder, options.target)
