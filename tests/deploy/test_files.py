@@ -157,22 +157,18 @@ def test_every_locked_version_has_a_hash(path: Path) -> None:
         assert "--hash=sha256:" in entry
 
 
+LOCKED = ("--require-hashes", "--no-index", "--no-deps")
+
+
 def test_images_install_what_lock_files_say_and_nothing_else() -> None:
     installs = [
-        re.sub(r"^.*?pip (install|download)", r"pip \1", line)
+        line
         for file in ("Dockerfile", "Dockerfile.engine")
         for line in (DEPLOY / file).read_text().splitlines()
-        if re.search("pip (install|download)", line)
+        if "pip install" in line
     ]
-    free = [
-        line
-        for line in installs
-        if not any(word in line for word in ("--require-hashes", "--no-index", "--no-deps"))
-    ]
-    # After PIP_NO_INDEX: what --require-hashes has downloaded is all there is.
-    assert free == ["pip install -r wheels/requirements.txt"]
-    text = (DEPLOY / "Dockerfile.engine").read_text()
-    assert text.index("ENV PIP_NO_INDEX=1") < text.index(free[0])
+    assert len(installs) > 3
+    assert all(any(way in line for way in LOCKED) for line in installs), installs
 
 
 def test_the_image_runs_as_somebody_who_is_not_root_and_pulls_no_frontend() -> None:

@@ -16,7 +16,7 @@ from kvrouter.tools.docs.metrics import metrics_page, router_rows, simulator_row
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-NAMED = re.compile(r"\b(kvrouter|kvstore|kvsim):([a-z][a-z_]+[a-z])(?![\w.*])")
+NAMED = re.compile(r"\b(kvrouter|kvstore|kvsim):(?!local\b)([a-z][a-z_]+[a-z])(?![\w.*])")
 OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
 
 
