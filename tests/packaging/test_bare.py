@@ -50,7 +50,7 @@ def test_the_quickstarts_second_prompt_comes_from_the_store(
     script = f"python -m venv v\n. v/bin/activate\nPATH=/tools:$PATH\n{lines}\n"
     mounts = {**wheels, CURL: "/tools/curl:ro"}
     said = run_in(image, script, mounts=mounts, environment=PIP)
-    assert re.findall(r'"cached_tokens":(\d+)', said) == ["0", "512"], said
+    assert re.findall(r'_details":\{"cached_tokens":(\d+)', said) == ["0", "512"], said
 
 
 @pytest.mark.parametrize("image", IMAGES)
