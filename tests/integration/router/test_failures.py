@@ -40,6 +40,19 @@ async def test_a_prefill_engine_that_is_gone_costs_its_request_nothing(site: Ope
     assert len(here.prefill[1].requests) == 4
 
 
+async def test_a_prefill_engine_that_cannot_be_reached_costs_its_request_nothing(
+    site: Open,
+) -> None:
+    here = await site(2, 1)
+    gone = here.app.core.pool.find(here.prefill[0].address)
+    assert gone is not None
+    gone.host = "255.255.255.255"  # no network leads there
+    for _ in range(4):
+        assert (await here.post(text()))[0] == 200
+    assert len(here.prefill[1].requests) == 4
+    assert await metric(here, 'kvrouter:upstream_errors_total{leg="prefill",reason="connect"}') >= 1
+
+
 async def test_without_budget_a_failed_prefill_leg_goes_to_another_engine(site: Open) -> None:
     here = await site(2, 1, recompute_budget_tokens=0)
     here.prefill[0].mode = "500"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
-from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import EngineFull, LegFailed, Retries
+from kvrouter.serving.legs.retries import NOT_TAKEN, EngineFull, LegFailed, Retries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +37,7 @@ class PrefillPhase:
     async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
 
-        An engine that refuses connections or is full has computed nothing, so another takes the
+        An engine that cannot be reached or is full has computed nothing, so another takes the
         leg. After any other failure decode computes, while the budget allows, else another engine.
 
         Raises:
@@ -56,7 +55,7 @@ class PrefillPhase:
                     return
                 context.outcome.error = str(failed)
                 others = self._others(inputs, tried)
-                idle = failed.failure is Failure.REFUSED or isinstance(failed, EngineFull)
+                idle = failed.failure in NOT_TAKEN or isinstance(failed, EngineFull)
                 if not (others and idle):
                     context.held.grant = self.budget.take(plan.missing_tokens)
                     if context.held.grant is not None:
