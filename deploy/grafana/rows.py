@@ -31,7 +31,8 @@ def times(metric: str, labels: str = "HERE") -> Series:
 
 def up(role: str) -> str:
     """How many engines of a role are up."""
-    return f'sum(max by (engine) (kvrouter:worker_up{{HERE, role=~"{role}|both"}}))'
+    known = f'sum(max by (engine) (kvrouter:worker_up{{HERE, role=~"{role}|both"}}))'
+    return f"{known} or vector(0)"
 
 
 FAILURES: Final = "(sum(rate(kvrouter:request_errors_total{HERE, FAILED}[RATE])) or vector(0))"

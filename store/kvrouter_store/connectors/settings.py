@@ -153,7 +153,8 @@ def refused(text: str) -> ConnectorRefused:
 
 def _token(given: str) -> str:
     try:
-        return check_token(given or os.environ.get(TOKEN_VARIABLE, ""))
+        # A Secret of Kubernetes keeps the newline of the file that it was made of.
+        return check_token((given or os.environ.get(TOKEN_VARIABLE, "")).rstrip("\r\n"))
     except ValueError as error:
         source = '"token"' if given else TOKEN_VARIABLE
         raise refused(f"{source} cannot be used: {error}") from None
