@@ -19,6 +19,8 @@ def test_the_token_is_taken_from_the_configuration_or_the_environment_and_shown_
     assert ConnectorSettings.parse(URL, "kv_both").token == ""
     monkeypatch.setenv("KVROUTER_STORE_TOKEN", inherited)
     assert ConnectorSettings.parse(URL, "kv_both").token == inherited
+    monkeypatch.setenv("KVROUTER_STORE_TOKEN", f"{inherited}\n")  # of a Secret made of a file
+    assert ConnectorSettings.parse(URL, "kv_both").token == inherited
     settings = ConnectorSettings.parse(URL | {"token": given}, "kv_both")
     assert settings.token == given
     assert given not in repr(settings)
