@@ -20,11 +20,16 @@ KINDS = {"pods": ("v1", "Pod"), "endpointslices": ("discovery.k8s.io/v1", "Endpo
 MOST_EVENTS = 1000
 
 
-def server_tls(authority: Authority) -> ssl.SSLContext:
-    """What a server shows that `authority` has signed for loopback."""
-    signed = authority.sign("127.0.0.1")
+def server_tls(
+    authority: Authority, name: str = "127.0.0.1", *, clients: bool = False
+) -> ssl.SSLContext:
+    """What a server shows that `authority` has signed; `clients` must show the same, if so."""
+    signed = authority.sign(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(signed.cert_file, signed.key_file)
+    if clients:
+        context.load_verify_locations(authority.ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -188,7 +193,8 @@ class KubernetesServer:
         if self.mood == "refuses":
             kind = request.match_info["kind"]
             return _status(403, "Forbidden", f"{kind} is forbidden: User cannot list resource")
-        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+        shown = request.headers.get("Authorization")
+        if self.token and shown not in (self.token, f"Bearer {self.token}"):
             return _status(401, "Unauthorized", "Unauthorized")
         return None
 

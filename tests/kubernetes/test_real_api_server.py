@@ -16,7 +16,8 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext
 from kvrouter.membership.discovery.kubernetes import KubernetesSource
 from kvrouter.membership.kubernetes.api import Session
-from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.engines import NOTHING
+from kvrouter.membership.kubernetes.environment import ServerFinder
 from kvrouter.membership.kubernetes.mirror import Expired, Mirror
 from kvrouter.membership.kubernetes.objects import Pod
 
@@ -69,12 +70,7 @@ async def following(
     server: RealApiServer, url: str = "k8s://test?selector=app=engine"
 ) -> AsyncIterator[Heard]:
     environment = {"KUBECONFIG": str(server.write_kubeconfig(ROUTER))}
-    source = KubernetesSource(
-        url,
-        SourceContext(),
-        find=lambda context: find_server(context, environment),
-        times=QUICK,
-    )
+    source = KubernetesSource(url, SourceContext(), find=ServerFinder(environment), times=QUICK)
     async with followed(source) as heard:
         yield heard
 
@@ -166,13 +162,13 @@ async def test_a_server_that_was_away_is_listed_again(server: RealApiServer) -> 
 
 async def test_a_version_that_the_server_forgot_asks_for_a_list(server: RealApiServer) -> None:
     environment = {"KUBECONFIG": str(server.write_kubeconfig(ROUTER))}
-    async with Session(await find_server(None, environment), answer_s=10) as session:
+    async with Session(await ServerFinder(environment)(None), answer_s=10) as session:
         with pytest.raises(Expired):
             await watch_from_the_first_version(session)
 
 
 async def watch_from_the_first_version(session: Session) -> None:
-    mirror = Mirror(Pod, lambda _: (), MAX_MEMBERS)
+    mirror = Mirror(Pod, lambda _: NOTHING, MAX_MEMBERS)
     query = {"watch": "1", "resourceVersion": "1", "timeoutSeconds": "5"}
     mirror.begin_watch()
     async with session.watch(f"{NAMESPACE}/pods", query, 10) as chunks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
 from kvrouter.membership.kubernetes.api import ApiFailed, Session
 from kvrouter.membership.kubernetes.engines import of_pod, of_slice
-from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.environment import ServerFinder
 from kvrouter.membership.kubernetes.mirror import Expired, Mirror, Unreadable
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
 from kvrouter.membership.kubernetes.options import read_url
@@ -53,7 +53,8 @@ class KubernetesSource:
     Args:
         text: the URL.
         context: takes the bootstrap ports that annotations tell.
-        find: the server and fresh credentials, for each watch anew; raises ApiFailed.
+        find: the server and fresh credentials, for each watch anew; raises ApiFailed. None: as the
+            environment says.
         times: deadlines and pauses.
     """
 
@@ -67,7 +68,7 @@ class KubernetesSource:
     ) -> None:
         self._wanted = read_url(text)
         self.name = self._wanted.name
-        self._find = find
+        self._find = find or ServerFinder()
         self._times = times
         self._bootstrap_ports: dict[str, int] = {}
         context.bootstrap_ports.maps.append(self._bootstrap_ports)
