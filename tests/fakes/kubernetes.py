@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.fakes.certificates import Authority
 
 Json = dict[str, Any]
-Mood = Literal["answers", "fails", "hangs", "refuses"]
+Mood = Literal["answers", "fails", "hangs", "refuses", "lists"]
 KINDS = {"pods": ("v1", "Pod"), "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice")}
 MOST_EVENTS = 1000
 
@@ -48,9 +48,11 @@ class KubernetesServer:
     """Serves Pods and EndpointSlices at `url`.
 
     Attributes:
-        mood: "fails" answers 500, "refuses" 403, "hangs" nothing; watches in flight go on.
-        token: that it wants, as Bearer; None: nothing.
+        mood: "fails" answers 500, "refuses" 403, "lists" 403 to watches only, "hangs" nothing;
+            watches in flight go on.
+        token: that it wants, as Bearer, or the whole header; None: nothing.
         bookmarks: whether watches begin and end with one.
+        breaks: whether an error follows each event of a watch, in one piece with it.
         forgets: what is told 410 next: a watch by its "status" or by an "event", or a page of a
             "list" that is not the first.
         oldest: versions before it are answered 410.
@@ -63,6 +65,7 @@ class KubernetesServer:
         self.mood: Mood = "answers"
         self.token: str | None = None
         self.bookmarks = True
+        self.breaks = False
         self.forgets: Literal["", "status", "event", "list"] = ""
         self.oldest = 0
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -190,7 +193,7 @@ class KubernetesServer:
             await asyncio.Event().wait()
         if self.mood == "fails":
             return _status(500, "InternalError", "etcdserver: request timed out")
-        if self.mood == "refuses":
+        if self.mood == "refuses" or (self.mood == "lists" and "watch" in request.query):
             kind = request.match_info["kind"]
             return _status(403, "Forbidden", f"{kind} is forbidden: User cannot list resource")
         shown = request.headers.get("Authorization")
@@ -241,8 +244,9 @@ class KubernetesServer:
         await self._begin(watch)
         try:
             async with asyncio.timeout(float(query.get("timeoutSeconds") or 300)):
+                broken = {"type": "ERROR", "object": _status_body(500, "InternalError", "broken")}
                 while (event := await watch.queue.get()) is not None:
-                    await _send(answer, event)
+                    await _send(answer, event, *([broken] if self.breaks else []))
         except TimeoutError:
             if watch.dead:
                 await asyncio.Event().wait()
@@ -320,8 +324,8 @@ def _status(code: int, reason: str, message: str) -> web.Response:
     return web.json_response(_status_body(code, reason, message), status=code)
 
 
-async def _send(answer: web.StreamResponse, event: Json) -> None:
-    await answer.write(json.dumps(event).encode() + b"\n")
+async def _send(answer: web.StreamResponse, *events: Json) -> None:
+    await answer.write(b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
 def _says(body: Json) -> Any:

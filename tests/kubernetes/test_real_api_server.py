@@ -142,7 +142,7 @@ async def test_without_the_role_the_remedy_is_told_and_with_it_engines_come(
     async with following(server) as heard:
         complaint = await heard.complains()
         assert "403" in complaint
-        assert "get, list and watch" in complaint
+        assert "let it list and watch them" in complaint
         del binding["metadata"]["resourceVersion"]
         server.ask("POST", allowed.rpartition("/")[0], binding)
         await heard.until(names(heard, "vllm-0"))

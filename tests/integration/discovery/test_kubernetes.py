@@ -192,7 +192,51 @@ async def test_what_the_account_may_not_do_is_told_with_the_remedy(
     async with followed(following()) as heard:
         told = await heard.complains()
     assert "answers 403: pods is forbidden" in told
-    assert "let it get, list and watch them" in told
+    assert "let it list and watch them" in told
+
+
+async def test_a_change_before_an_error_in_one_piece_is_reported(
+    server: KubernetesServer,
+) -> None:
+    async with followed(following()) as heard:
+        await server.until_watched()
+        server.breaks, server.mood = True, "fails"
+        server.put("pods", "vllm-0", **pod())
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        assert await heard.complains()
+
+
+async def test_a_source_that_can_be_listed_and_not_watched_stays_a_problem(
+    server: KubernetesServer,
+) -> None:
+    server.put("pods", "vllm-0", **pod())
+    server.mood = "lists"
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        await heard.complains()
+        cleared, listed = heard.cleared, len(server.asked)
+        await heard.until(lambda: len(server.asked) > listed + 6)
+        assert heard.cleared == cleared
+        server.put("pods", "vllm-1", **pod("10.0.0.2"))
+        await heard.until(lambda: names(heard) == {"vllm-0", "vllm-1"})
+        server.mood = "answers"
+        await heard.until(lambda: heard.problem is None)
+
+
+async def test_a_service_without_a_role_is_left_out_with_the_remedy(
+    server: KubernetesServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put("endpointslices", "engines-a", **endpoint_slice(endpoint("10.0.0.1", "vllm-0")))
+    async with followed(following("k8s://test?service=engines")) as heard:
+        await heard.names({})
+        assert "engines-a is left out: say role= in the URL, or give the Service the label" in (
+            caplog.text
+        )
+        labelled = endpoint_slice(
+            endpoint("10.0.0.1", "vllm-0"), labels={"kvrouter/role": "prefill"}
+        )
+        server.put("endpointslices", "engines-a", **labelled)
+        await heard.names({"vllm-0=10.0.0.1:8000": Role.PREFILL})
 
 
 async def test_odd_pods_are_left_out_and_logged_once(
@@ -200,9 +244,9 @@ async def test_odd_pods_are_left_out_and_logged_once(
 ) -> None:
     async with followed(following()) as heard:
         await server.until_watched()
-        await heard.until(lambda: heard.words == 2)  # of the list, and of the watch
+        await heard.until(lambda: heard.words == 1)  # of the watch
         server.put("pods", "odd", **pod("10.0.0.9", role="draft"))
-        await heard.until(lambda: heard.words == 3)
+        await heard.until(lambda: heard.words == 2)
         assert "odd is left out" in caplog.text
         for n in range(3):
             await server.until_watched()

@@ -63,7 +63,7 @@ class KubernetesSource:
         text: str,
         context: SourceContext,
         *,
-        find: Callable[[str | None], Awaitable[ApiServer]] = find_server,
+        find: Callable[[str | None], Awaitable[ApiServer]] | None = None,
         times: Times = Times(),
     ) -> None:
         self._wanted = read_url(text)
@@ -111,8 +111,11 @@ class KubernetesSource:
             namespace = wanted.namespace or session.server.namespace
             path = f"{group}/namespaces/{namespace}/{kind}"
             if not mirror.version:
+                before = mirror.engines()
                 await self._list(session, path, mirror)
-                self._report(mirror, listener)
+                # Without news the source is well only when it can be watched too.
+                if mirror.engines() != before:
+                    self._report(mirror, listener)
             watch_s = int(times.watch_s * random.uniform(0.75, 1.25)) or 1
             query = {
                 "labelSelector": wanted.selector,
@@ -125,8 +128,12 @@ class KubernetesSource:
             async with session.watch(path, query, watch_s + times.grace_s) as chunks:
                 self._report(mirror, listener)
                 async for chunk in chunks:
-                    if mirror.feed(chunk):
-                        self._report(mirror, listener)
+                    changed = True  # also before an error in the same chunk
+                    try:
+                        changed = mirror.feed(chunk)
+                    finally:
+                        if changed:
+                            self._report(mirror, listener)
 
     async def _list(
         self, session: Session, path: str, mirror: Mirror[Pod] | Mirror[EndpointSlice]

@@ -22,7 +22,7 @@ _SHOWN: Final = 300
 _UNAUTHORIZED: Final = 401
 _REMEDIES: Final = {
     _UNAUTHORIZED: "its credentials are not accepted",
-    403: "let it get, list and watch them (docs/discovery.md#kubernetes)",
+    403: "let it list and watch them (docs/discovery.md#kubernetes)",
 }
 
 
