@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.fakes.discovery import QUICK
-from tests.fakes.pods import endpoint, endpoint_slice, pod
+from tests.fakes.pods import pod
 from tests.integration.discovery.conftest import Heard, followed
 from tests.kubernetes.apiserver import ROUTER, RealApiServer, running
 
@@ -114,23 +114,11 @@ async def test_a_list_comes_in_pages(
         await heard.until(names(heard, *(f"vllm-{n}" for n in range(7))))
 
 
-async def test_endpoints_of_a_service_are_followed_where_the_server_has_them(
+async def test_a_server_before_1_21_has_no_endpoints_that_can_be_followed(
     server: RealApiServer,
 ) -> None:
-    versions = [each["version"] for each in groups(server)["discovery.k8s.io"]["versions"]]
-    if "v1" not in versions:
-        async with following(server, "k8s://test?service=engines") as heard:
-            assert "404" in await heard.complains()
-        return
-    body = endpoint_slice(endpoint("10.0.0.1", "vllm-0"))
-    body["metadata"]["name"] = "engines-a"
-    server.ask("POST", "/apis/discovery.k8s.io/v1/namespaces/test/endpointslices", body)
-    async with following(server, "k8s://test?service=engines") as heard:
-        await heard.until(names(heard, "vllm-0"))
-
-
-def groups(server: RealApiServer) -> dict[str, Any]:
-    return {each["name"]: each for each in server.ask("GET", "/apis")["groups"]}
+    async with following(server, "k8s://test?service=engines&role=decode") as heard:
+        assert "answers 404" in await heard.complains()
 
 
 async def test_without_the_role_the_remedy_is_told_and_with_it_engines_come(

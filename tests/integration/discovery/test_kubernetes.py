@@ -1,6 +1,5 @@
 """Kubernetes: watches that end, expire and hang, pages, and what is told of faults."""
 
-import json
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -111,6 +110,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended(server: KubernetesServer
 
 
 async def test_a_bookmark_keeps_a_quiet_watch_young(server: KubernetesServer) -> None:
+    server.bookmarks = False  # but for the one below
     async with followed(following()) as heard:
         await server.until_watched()
         for n in range(3):  # of other objects: this watch sees no event
