@@ -72,7 +72,7 @@ stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py hol
 LOCK = uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
   --custom-compile-command 'make lock'
 lock: ## renew deploy/*.lock: what the image installs, what builds it, and what builds the wheel for engines
-	$(LOCK) --extra dns --extra k8s --extra otel --extra tokenizers --no-emit-package kvrouter-store \
+	$(LOCK) --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store \
 	  --output-file deploy/requirements.lock pyproject.toml
 	printf '%s\n' build cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/build.lock -
 	$(LOCK) --output-file deploy/wheels.lock wheels/requirements.txt

@@ -32,7 +32,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(fields).decode()
+        try:
+            return orjson.dumps(fields).decode()
+        except orjson.JSONEncodeError:  # a lone surrogate, which UTF-8 cannot encode
+            texts = ((name, each) for name, each in fields.items() if isinstance(each, str))
+            whole = {name: each.encode("utf-8", "replace").decode() for name, each in texts}
+            return orjson.dumps(fields | whole).decode()
 
 
 class LogWriter:

@@ -50,7 +50,7 @@ def test_the_image_says_what_it_is_and_how_to_see_that_it_is_well(docker: str) -
 
 @pytest.mark.usefixtures("images")
 def test_the_image_has_what_options_of_the_router_need(docker: str) -> None:
-    wanted = "dns.resolver, kubernetes_asyncio, opentelemetry.sdk, requests, tokenizers, redis"
+    wanted = "dns.resolver, opentelemetry.sdk, requests, tokenizers, redis"
     docker_run(docker, "kvrouter:local", "-c", f"import {wanted}", entrypoint="python")
 
 

@@ -15,16 +15,21 @@ from aiohttp import web
 from tests.fakes.certificates import Authority
 
 Json = dict[str, Any]
-Mood = Literal["answers", "fails", "hangs", "refuses"]
+Mood = Literal["answers", "fails", "hangs", "refuses", "lists"]
 KINDS = {"pods": ("v1", "Pod"), "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice")}
 MOST_EVENTS = 1000
 
 
-def server_tls(authority: Authority) -> ssl.SSLContext:
-    """What a server shows that `authority` has signed for loopback."""
-    signed = authority.sign("127.0.0.1")
+def server_tls(
+    authority: Authority, name: str = "127.0.0.1", *, clients: bool = False
+) -> ssl.SSLContext:
+    """What a server shows that `authority` has signed; `clients` must show the same, if so."""
+    signed = authority.sign(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(signed.cert_file, signed.key_file)
+    if clients:
+        context.load_verify_locations(authority.ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -43,9 +48,11 @@ class KubernetesServer:
     """Serves Pods and EndpointSlices at `url`.
 
     Attributes:
-        mood: "fails" answers 500, "refuses" 403, "hangs" nothing; watches in flight go on.
-        token: that it wants, as Bearer; None: nothing.
+        mood: "fails" answers 500, "refuses" 403, "lists" 403 to watches only, "hangs" nothing;
+            watches in flight go on.
+        token: that it wants, as Bearer, or the whole header; None: nothing.
         bookmarks: whether watches begin and end with one.
+        breaks: whether an error follows each event of a watch, in one piece with it.
         forgets: what is told 410 next: a watch by its "status" or by an "event", or a page of a
             "list" that is not the first.
         oldest: versions before it are answered 410.
@@ -58,6 +65,7 @@ class KubernetesServer:
         self.mood: Mood = "answers"
         self.token: str | None = None
         self.bookmarks = True
+        self.breaks = False
         self.forgets: Literal["", "status", "event", "list"] = ""
         self.oldest = 0
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -185,10 +193,11 @@ class KubernetesServer:
             await asyncio.Event().wait()
         if self.mood == "fails":
             return _status(500, "InternalError", "etcdserver: request timed out")
-        if self.mood == "refuses":
+        if self.mood == "refuses" or (self.mood == "lists" and "watch" in request.query):
             kind = request.match_info["kind"]
             return _status(403, "Forbidden", f"{kind} is forbidden: User cannot list resource")
-        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+        shown = request.headers.get("Authorization")
+        if self.token and shown not in (self.token, f"Bearer {self.token}"):
             return _status(401, "Unauthorized", "Unauthorized")
         return None
 
@@ -235,8 +244,9 @@ class KubernetesServer:
         await self._begin(watch)
         try:
             async with asyncio.timeout(float(query.get("timeoutSeconds") or 300)):
+                broken = {"type": "ERROR", "object": _status_body(500, "InternalError", "broken")}
                 while (event := await watch.queue.get()) is not None:
-                    await _send(answer, event)
+                    await _send(answer, event, *([broken] if self.breaks else []))
         except TimeoutError:
             if watch.dead:
                 await asyncio.Event().wait()
@@ -314,8 +324,8 @@ def _status(code: int, reason: str, message: str) -> web.Response:
     return web.json_response(_status_body(code, reason, message), status=code)
 
 
-async def _send(answer: web.StreamResponse, event: Json) -> None:
-    await answer.write(json.dumps(event).encode() + b"\n")
+async def _send(answer: web.StreamResponse, *events: Json) -> None:
+    await answer.write(b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
 def _says(body: Json) -> Any:

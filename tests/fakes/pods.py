@@ -56,9 +56,15 @@ def endpoint_slice(
     }
 
 
-def write_kubeconfig(folder: Path, url: str, *, user: Json | None = None, ca: str = "") -> Path:
-    """A kubeconfig (JSON is YAML) with one context, `fake`, of the namespace `test`."""
+def write_kubeconfig(
+    folder: Path, url: str, *, user: Json | None = None, ca: str = "", **more: Any
+) -> Path:
+    """A kubeconfig (JSON is YAML) with one context, `fake`, of the namespace `test`.
+
+    `more` is of its cluster, with underscores for dashes.
+    """
     cluster: Json = {"server": url} | ({"certificate-authority": ca} if ca else {})
+    cluster |= {name.replace("_", "-"): value for name, value in more.items()}
     context = {"cluster": "fake", "user": "fake", "namespace": "test"}
     made = {
         "apiVersion": "v1",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.fakes.discovery import QUICK
-from tests.fakes.pods import endpoint, endpoint_slice, pod
+from tests.fakes.pods import pod
 from tests.integration.discovery.conftest import Heard, followed
 from tests.kubernetes.apiserver import ROUTER, RealApiServer, running
 
@@ -16,7 +16,8 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext
 from kvrouter.membership.discovery.kubernetes import KubernetesSource
 from kvrouter.membership.kubernetes.api import Session
-from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.engines import NOTHING
+from kvrouter.membership.kubernetes.environment import ServerFinder
 from kvrouter.membership.kubernetes.mirror import Expired, Mirror
 from kvrouter.membership.kubernetes.objects import Pod
 
@@ -69,12 +70,7 @@ async def following(
     server: RealApiServer, url: str = "k8s://test?selector=app=engine"
 ) -> AsyncIterator[Heard]:
     environment = {"KUBECONFIG": str(server.write_kubeconfig(ROUTER))}
-    source = KubernetesSource(
-        url,
-        SourceContext(),
-        find=lambda context: find_server(context, environment),
-        times=QUICK,
-    )
+    source = KubernetesSource(url, SourceContext(), find=ServerFinder(environment), times=QUICK)
     async with followed(source) as heard:
         yield heard
 
@@ -118,23 +114,11 @@ async def test_a_list_comes_in_pages(
         await heard.until(names(heard, *(f"vllm-{n}" for n in range(7))))
 
 
-async def test_endpoints_of_a_service_are_followed_where_the_server_has_them(
+async def test_a_server_before_1_21_has_no_endpoints_that_can_be_followed(
     server: RealApiServer,
 ) -> None:
-    versions = [each["version"] for each in groups(server)["discovery.k8s.io"]["versions"]]
-    if "v1" not in versions:
-        async with following(server, "k8s://test?service=engines") as heard:
-            assert "404" in await heard.complains()
-        return
-    body = endpoint_slice(endpoint("10.0.0.1", "vllm-0"))
-    body["metadata"]["name"] = "engines-a"
-    server.ask("POST", "/apis/discovery.k8s.io/v1/namespaces/test/endpointslices", body)
-    async with following(server, "k8s://test?service=engines") as heard:
-        await heard.until(names(heard, "vllm-0"))
-
-
-def groups(server: RealApiServer) -> dict[str, Any]:
-    return {each["name"]: each for each in server.ask("GET", "/apis")["groups"]}
+    async with following(server, "k8s://test?service=engines&role=decode") as heard:
+        assert "answers 404" in await heard.complains()
 
 
 async def test_without_the_role_the_remedy_is_told_and_with_it_engines_come(
@@ -146,7 +130,7 @@ async def test_without_the_role_the_remedy_is_told_and_with_it_engines_come(
     async with following(server) as heard:
         complaint = await heard.complains()
         assert "403" in complaint
-        assert "get, list and watch" in complaint
+        assert "let it list and watch them" in complaint
         del binding["metadata"]["resourceVersion"]
         server.ask("POST", allowed.rpartition("/")[0], binding)
         await heard.until(names(heard, "vllm-0"))
@@ -166,13 +150,13 @@ async def test_a_server_that_was_away_is_listed_again(server: RealApiServer) -> 
 
 async def test_a_version_that_the_server_forgot_asks_for_a_list(server: RealApiServer) -> None:
     environment = {"KUBECONFIG": str(server.write_kubeconfig(ROUTER))}
-    async with Session(await find_server(None, environment), answer_s=10) as session:
+    async with Session(await ServerFinder(environment)(None), answer_s=10) as session:
         with pytest.raises(Expired):
             await watch_from_the_first_version(session)
 
 
 async def watch_from_the_first_version(session: Session) -> None:
-    mirror = Mirror(Pod, lambda _: (), MAX_MEMBERS)
+    mirror = Mirror(Pod, lambda _: NOTHING, MAX_MEMBERS)
     query = {"watch": "1", "resourceVersion": "1", "timeoutSeconds": "5"}
     mirror.begin_watch()
     async with session.watch(f"{NAMESPACE}/pods", query, 10) as chunks:

@@ -27,7 +27,7 @@ from kvrouter.engines.settings import FailoverSettings
 from kvrouter.http.server.settings import ClientSettings
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
-from kvrouter.options.secret_file import secret_of
+from kvrouter.options.secret_file import read_store_token, secret_of
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import (
     Addresses,
@@ -48,7 +48,6 @@ from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
-from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.settings import (  # noqa: TC001 (pydantic reads them)
     StoreCaFile,
     StoreCertFile,
@@ -271,7 +270,7 @@ class RouterSettings(
     def _secrets_of_files(self) -> RouterSettings:
         self.admin_token = secret_of(self.admin_token, self.admin_token_file, "--admin-token")
         given, path = self.store_token, self.store_token_file
-        self.store_token = secret_of(given, path, "--store-token", check_token)
+        self.store_token = secret_of(given, path, "--store-token", read_store_token)
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ Certificates are read when a context is made, never later.
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 from functools import cached_property
@@ -39,20 +40,36 @@ def server_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
     return context
 
 
-def client_context(authorities: str) -> ssl.SSLContext:
+def client_context(authorities: str, pem: bytes = b"") -> ssl.SSLContext:
     """The TLS of connections to engines, whose certificates must name the host.
 
-    `authorities` is a PEM file of CAs; "": those that this machine trusts. ValueError: the file
-    cannot be used.
+    `authorities` is a PEM file of CAs, or `pem` has its text; neither: those that this machine
+    trusts. ValueError: they cannot be used.
     """
-    if authorities:
+    if authorities or pem:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks names and certificates
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _trust(context, authorities)
+        _trust(context, authorities, pem)
     else:
         context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def show_certificate(context: ssl.SSLContext, pem: bytes) -> None:
+    """Let clients of `context` show the certificate of `pem`, which holds its key too.
+
+    OpenSSL takes both from files only: this one is in memory, and gone afterwards. ValueError: they
+    cannot be used.
+    """
+    with open(os.memfd_create("certificate"), "wb") as file:
+        file.write(pem)
+        file.flush()
+        try:
+            path = f"/proc/self/fd/{file.fileno()}"
+            context.load_cert_chain(path, password=_no_passphrase)
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"{reason_of(error)}; give a certificate and its key") from None
 
 
 class Trust:
@@ -67,11 +84,13 @@ class Trust:
         return client_context(self._authorities)
 
 
-def _trust(context: ssl.SSLContext, path: str) -> None:
+def _trust(context: ssl.SSLContext, path: str, pem: bytes = b"") -> None:
+    text = pem.decode("ascii", "ignore") if pem else None  # its comments may be of any letters
     try:
-        context.load_verify_locations(cafile=path)
-    except OSError as error:
-        raise ValueError(f"{path}: {reason_of(error)}; give a PEM file of CAs") from None
+        context.load_verify_locations(cafile=path or None, cadata=text)
+    except (OSError, ValueError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise ValueError(f"{path or 'its CA'}: {reason}; give a PEM file of CAs") from None
 
 
 def _check_key(path: str) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 from kvrouter.credentials.engine_keys import REFUSALS, WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.membership.bounded_answer import read_bounded
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ProbeClient:
                 ssl=self._trust.context if engine.server.tls else True,
                 timeout=aiohttp.ClientTimeout(total=deadline_s),
             ) as answer:
-                content = await _read(answer)
+                content = await read_bounded(answer, MAX_ANSWER_BYTES, ProbeFailed)
                 headers = {name.lower(): value for name, value in answer.headers.items()}
                 if answer.status != 200:
                     shown = _short(content) + _remedy(answer.status)
@@ -100,15 +101,6 @@ class ProbeClient:
             raise ProbeFailed(f"{path} cannot be reached: {reason_of(error.os_error)}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise ProbeFailed(f"{path}: {error or type(error).__name__}") from None
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    content = bytearray()
-    async for chunk in answer.content.iter_any():
-        content += chunk
-        if len(content) > MAX_ANSWER_BYTES:
-            raise ProbeFailed(f"{answer.url.path} answers more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(content)
 
 
 def _remedy(status: int) -> str:

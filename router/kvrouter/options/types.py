@@ -109,7 +109,10 @@ ModelTokens = Annotated[
 ]
 StoreTokenFile = Annotated[
     str,
-    Field(description="File that holds the token of the store, in place of --store-token."),
+    Field(
+        description="File that holds the token of the store, in place of --store-token. A node's "
+        "--token-file will do if it has one tenant."
+    ),
 ]
 StoreUrl = Annotated[str | None, checked(parse_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -23,9 +23,11 @@ class Heard:
         self.members: Members | None = None
         self.problem: str | None = None
         self.words = 0
+        self.cleared = 0  # problems that were followed by a good reading
         self._word = asyncio.Event()
 
     def named(self, members: Members, *, restore: bool = False) -> None:
+        self.cleared += self.problem is not None
         self.members, self.problem = dict(members), None
         self._said()
 

@@ -1,27 +1,22 @@
-"""Kubernetes: watches that end, expire and hang, pages, credentials, and what is told of faults."""
+"""Kubernetes: watches that end, expire and hang, pages, and what is told of faults."""
 
-import json
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.fakes.certificates import Authority
 from tests.fakes.discovery import QUICK, kubernetes_server
-from tests.fakes.kubernetes import KubernetesServer, server_tls
-from tests.fakes.pods import endpoint, endpoint_slice, pod, write_kubeconfig
+from tests.fakes.kubernetes import KubernetesServer
+from tests.fakes.pods import endpoint, endpoint_slice, pod
 from tests.integration.discovery.conftest import Heard, followed
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import kubernetes as source
 from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.kubernetes import KubernetesSource
-from kvrouter.membership.kubernetes import kubeconfig
-from kvrouter.membership.kubernetes.environment import find_server
 
-PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines"
-TOKEN = "a-token-of-the-service-account"
+PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines&role=prefill"
 
 
 @pytest_asyncio.fixture
@@ -78,7 +73,7 @@ async def test_pods_at_one_address_are_one_engine_for_both_legs(
 
 async def test_endpoints_of_a_service_are_followed(server: KubernetesServer) -> None:
     server.put("endpointslices", "engines-a", **endpoint_slice(endpoint("10.0.0.1", "vllm-0")))
-    async with followed(following(SERVICE + "&role=prefill")) as heard:
+    async with followed(following(SERVICE)) as heard:
         await heard.names({"vllm-0=10.0.0.1:8000": Role.PREFILL})
         more = endpoint_slice(endpoint("10.0.0.2", "vllm-1"), endpoint("10.0.0.1", "vllm-0"))
         server.put("endpointslices", "engines-b", **more)
@@ -115,6 +110,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended(server: KubernetesServer
 
 
 async def test_a_bookmark_keeps_a_quiet_watch_young(server: KubernetesServer) -> None:
+    server.bookmarks = False  # but for the one below
     async with followed(following()) as heard:
         await server.until_watched()
         for n in range(3):  # of other objects: this watch sees no event
@@ -196,7 +192,51 @@ async def test_what_the_account_may_not_do_is_told_with_the_remedy(
     async with followed(following()) as heard:
         told = await heard.complains()
     assert "answers 403: pods is forbidden" in told
-    assert "let it get, list and watch them" in told
+    assert "let it list and watch them" in told
+
+
+async def test_a_change_before_an_error_in_one_piece_is_reported(
+    server: KubernetesServer,
+) -> None:
+    async with followed(following()) as heard:
+        await server.until_watched()
+        server.breaks, server.mood = True, "fails"
+        server.put("pods", "vllm-0", **pod())
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        assert await heard.complains()
+
+
+async def test_a_source_that_can_be_listed_and_not_watched_stays_a_problem(
+    server: KubernetesServer,
+) -> None:
+    server.put("pods", "vllm-0", **pod())
+    server.mood = "lists"
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        await heard.complains()
+        cleared, listed = heard.cleared, len(server.asked)
+        await heard.until(lambda: len(server.asked) > listed + 6)
+        assert heard.cleared == cleared
+        server.put("pods", "vllm-1", **pod("10.0.0.2"))
+        await heard.until(lambda: names(heard) == {"vllm-0", "vllm-1"})
+        server.mood = "answers"
+        await heard.until(lambda: heard.problem is None)
+
+
+async def test_a_service_without_a_role_is_left_out_with_the_remedy(
+    server: KubernetesServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put("endpointslices", "engines-a", **endpoint_slice(endpoint("10.0.0.1", "vllm-0")))
+    async with followed(following("k8s://test?service=engines")) as heard:
+        await heard.names({})
+        assert "engines-a is left out: say role= in the URL, or give the Service the label" in (
+            caplog.text
+        )
+        labelled = endpoint_slice(
+            endpoint("10.0.0.1", "vllm-0"), labels={"kvrouter/role": "prefill"}
+        )
+        server.put("endpointslices", "engines-a", **labelled)
+        await heard.names({"vllm-0=10.0.0.1:8000": Role.PREFILL})
 
 
 async def test_odd_pods_are_left_out_and_logged_once(
@@ -204,9 +244,9 @@ async def test_odd_pods_are_left_out_and_logged_once(
 ) -> None:
     async with followed(following()) as heard:
         await server.until_watched()
-        await heard.until(lambda: heard.words == 2)  # of the list, and of the watch
+        await heard.until(lambda: heard.words == 1)  # of the watch
         server.put("pods", "odd", **pod("10.0.0.9", role="draft"))
-        await heard.until(lambda: heard.words == 3)
+        await heard.until(lambda: heard.words == 2)
         assert "odd is left out" in caplog.text
         for n in range(3):
             await server.until_watched()
@@ -233,156 +273,3 @@ async def test_bootstrap_ports_of_flags_win_over_those_of_annotations(
         server.delete("pods", "vllm-1")
         await heard.until(lambda: len(names(heard)) == 1)
         assert "10.0.0.1:8000" not in ports
-
-
-# -- credentials
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest_asyncio.fixture
-async def secure(authority: Authority) -> AsyncIterator[KubernetesServer]:
-    started = KubernetesServer(server_tls(authority))
-    started.token = TOKEN
-    await started.start()
-    yield started
-    await started.stop()
-
-
-def mounted(folder: Path, authority: Authority) -> Path:
-    """A service account as Kubernetes mounts it."""
-    account = folder / "serviceaccount"
-    account.mkdir()
-    (account / "token").write_text(TOKEN + "\n")
-    (account / "namespace").write_text("test")
-    (account / "ca.crt").write_bytes(Path(authority.ca_file).read_bytes())
-    return account
-
-
-def in_pod(server: KubernetesServer, account: Path, url: str) -> KubernetesSource:
-    environment = {
-        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-        "KUBERNETES_SERVICE_PORT": str(server.port),
-    }
-    find = lambda context: find_server(context, environment, account)  # noqa: E731
-    return KubernetesSource(url, SourceContext(), find=find, times=QUICK)
-
-
-async def test_in_a_pod_its_service_account_and_namespace_are_used(
-    secure: KubernetesServer, authority: Authority, tmp_path: Path
-) -> None:
-    secure.put("pods", "vllm-0", **pod())
-    account = mounted(tmp_path, authority)
-    async with followed(in_pod(secure, account, "k8s://?selector=app=engine")) as heard:
-        await heard.until(lambda: names(heard) == {"vllm-0"})
-
-
-async def test_a_token_that_is_replaced_is_read_again(
-    secure: KubernetesServer, authority: Authority, tmp_path: Path
-) -> None:
-    account = mounted(tmp_path, authority)
-    async with followed(in_pod(secure, account, PODS)) as heard:
-        await heard.names({})
-        secure.token = TOKEN + "-2"
-        secure.end_watches()
-        assert "answers 401: Unauthorized: its credentials are not accepted" in (
-            await heard.complains()
-        )
-        (account / "token").write_text(TOKEN + "-2\n")
-        secure.put("pods", "vllm-0", **pod())
-        await heard.until(lambda: names(heard) == {"vllm-0"} and heard.problem is None)
-
-
-async def test_a_server_of_another_ca_is_not_shown_the_token(
-    secure: KubernetesServer, authority: Authority, tmp_path: Path
-) -> None:
-    account = mounted(tmp_path, authority)
-    (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other")
-    (account / "ca.crt").write_bytes(Path(other.ca_file).read_bytes())
-    async with followed(in_pod(secure, account, PODS)) as heard:
-        assert "certificate verify failed" in await heard.complains()
-    assert secure.asked == []
-
-
-async def test_a_pod_without_an_account_is_told_what_to_do(
-    secure: KubernetesServer, tmp_path: Path
-) -> None:
-    async with followed(in_pod(secure, tmp_path, PODS)) as heard:
-        assert "give the router's Pod a serviceAccountName" in await heard.complains()
-
-
-async def test_a_kubeconfig_names_server_ca_token_file_and_namespace(
-    secure: KubernetesServer,
-    authority: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("of-last-week")
-    user = {"tokenFile": str(token)}
-    path = write_kubeconfig(tmp_path, secure.url, user=user, ca=authority.ca_file)
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    secure.put("pods", "vllm-0", **pod())
-    async with followed(following("k8s://?selector=app=engine&context=fake")) as heard:
-        await heard.complains()
-        token.write_text(TOKEN)
-        await heard.until(lambda: names(heard) == {"vllm-0"})
-
-
-async def test_a_program_of_the_kubeconfig_makes_tokens(
-    secure: KubernetesServer,
-    authority: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    version = "client.authentication.k8s.io/v1"
-    said = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": TOKEN}}
-    program = tmp_path / "credentials"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(said)}'\n")
-    program.chmod(0o755)
-    user = {"exec": {"apiVersion": version, "command": str(program), "args": []}}
-    path = write_kubeconfig(tmp_path, secure.url, user=user, ca=authority.ca_file)
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    secure.put("pods", "vllm-0", **pod())
-    async with followed(following()) as heard:
-        await heard.until(lambda: names(heard) == {"vllm-0"})
-
-
-@pytest.mark.parametrize(
-    ("url", "content", "complaint"),
-    [
-        (PODS + "&context=gpu", None, "Expected object with name gpu"),
-        (PODS, "{}", "Expected key current-context"),
-        (PODS, "[]", "cannot be used"),
-    ],
-)
-async def test_a_wrong_kubeconfig_is_told(
-    server: KubernetesServer, tmp_path: Path, url: str, content: str | None, complaint: str
-) -> None:
-    if content is not None:
-        (tmp_path / "kubeconfig").write_text(content)
-    async with followed(following(url)) as heard:
-        assert complaint in await heard.complains()
-
-
-async def test_without_a_cluster_and_a_kubeconfig_the_remedy_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    async with followed(following()) as heard:
-        assert "give KUBECONFIG, or run the router in a Pod" in await heard.complains()
-
-
-async def test_without_its_package_a_kubeconfig_is_refused_with_the_remedy(
-    server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> object:
-        raise ImportError(name)
-
-    monkeypatch.setattr(kubeconfig, "import_module", missing)
-    async with followed(following()) as heard:
-        assert "pip install 'kvrouter[k8s]'" in await heard.complains()

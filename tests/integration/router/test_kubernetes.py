@@ -37,6 +37,19 @@ class Fleet:
         self._engines = engines
         self.serving: set[str] = set()  # addresses of the Pods that are Ready
 
+    def asked_elsewhere(self) -> int:
+        """Requests that engines without a Ready Pod have seen."""
+        return sum(len(each.requests) for each in self._engines if not self.serves(each))
+
+    def serves(self, engine: FakeEngine) -> bool:
+        return engine.address in self.serving
+
+    async def gone_from(self, here: Site) -> None:
+        """Wait until engines without a Ready Pod have ended what they had."""
+        find = here.app.core.pool.find
+        away = [each.address for each in self._engines if not self.serves(each)]
+        await until(lambda: not any(map(find, away)))
+
     def put(self, at: int, state: str) -> None:
         engine = self._engines[at]
         if state == "gone":
@@ -50,6 +63,14 @@ class Fleet:
 
 async def settled(here: Site, fleet: Fleet) -> None:
     await until(lambda: decoding(here) == fleet.serving)
+
+
+async def ask_only_ready_ones(here: Site, fleet: Fleet, traffic: Traffic) -> None:
+    await settled(here, fleet)
+    await fleet.gone_from(here)
+    before = fleet.asked_elsewhere()
+    await traffic.answers(10)
+    assert fleet.asked_elsewhere() == before
 
 
 async def test_a_thousand_events_and_broken_watches_fail_no_request(
@@ -74,8 +95,11 @@ async def test_a_thousand_events_and_broken_watches_fail_no_request(
                     server.forget()
                 if n % 10 == 9:
                     await traffic.answers(1)
-            await settled(here, fleet)
-            await traffic.answers(10)
+                if n % 100 == 99:
+                    await ask_only_ready_ones(here, fleet, traffic)
+            for at, state in enumerate(("ready", "gone", "leaves", "waits")):
+                fleet.put(at, state)
+            await ask_only_ready_ones(here, fleet, traffic)
         assert traffic.failed == []
         print(
             f"{EVENTS} events, {traffic.answered} requests, {len(server.asked)} lists and watches"
@@ -171,16 +195,3 @@ async def test_a_prefill_engine_is_found_at_the_port_that_its_pods_annotation_te
         finally:
             for engine in engines.values():
                 await engine.stop()
-
-
-async def test_several_routers_follow_the_same_pods(site: Open, tmp_path: Path) -> None:
-    async with neighbours(2) as engines, kubernetes_server(tmp_path) as server:
-        fleet = Fleet(server, engines)
-        fleet.put(0, "ready")
-        url = KubernetesBackend.setting
-        routers = [await site(0, 0, discovery=[url], engine_wait_s=30) for _ in range(2)]
-        fleet.put(1, "ready")
-        for here in routers:
-            await settled(here, fleet)
-        labels = {engine.label for engine in routers[0].app.core.pool.all()}
-        assert labels == {"vllm-0", "vllm-1"}

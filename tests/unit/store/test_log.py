@@ -33,6 +33,11 @@ def test_a_record_is_one_line_whatever_its_message_has() -> None:
     assert fields["message"] == 'two\nlines and a "é"'
 
 
+def test_a_record_with_half_a_surrogate_pair_is_no_lost_line() -> None:
+    fields = json.loads(JsonFormatter().format(record("half of a pair: %s", "\ud83d")))
+    assert fields["message"] == "half of a pair: ?"
+
+
 def test_an_exception_stands_in_its_record() -> None:
     try:
         raise ValueError("because")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
 from kvrouter.membership.kubernetes.api import ApiFailed, Session
 from kvrouter.membership.kubernetes.engines import of_pod, of_slice
-from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.environment import ServerFinder
 from kvrouter.membership.kubernetes.mirror import Expired, Mirror, Unreadable
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
 from kvrouter.membership.kubernetes.options import read_url
@@ -53,7 +53,8 @@ class KubernetesSource:
     Args:
         text: the URL.
         context: takes the bootstrap ports that annotations tell.
-        find: the server and fresh credentials, for each watch anew; raises ApiFailed.
+        find: the server and fresh credentials, for each watch anew; raises ApiFailed. None: as the
+            environment says.
         times: deadlines and pauses.
     """
 
@@ -62,12 +63,12 @@ class KubernetesSource:
         text: str,
         context: SourceContext,
         *,
-        find: Callable[[str | None], Awaitable[ApiServer]] = find_server,
+        find: Callable[[str | None], Awaitable[ApiServer]] | None = None,
         times: Times = Times(),
     ) -> None:
         self._wanted = read_url(text)
         self.name = self._wanted.name
-        self._find = find
+        self._find = find or ServerFinder()
         self._times = times
         self._bootstrap_ports: dict[str, int] = {}
         context.bootstrap_ports.maps.append(self._bootstrap_ports)
@@ -110,8 +111,11 @@ class KubernetesSource:
             namespace = wanted.namespace or session.server.namespace
             path = f"{group}/namespaces/{namespace}/{kind}"
             if not mirror.version:
+                before = mirror.engines()
                 await self._list(session, path, mirror)
-                self._report(mirror, listener)
+                # Without news the source is well only when it can be watched too.
+                if mirror.engines() != before:
+                    self._report(mirror, listener)
             watch_s = int(times.watch_s * random.uniform(0.75, 1.25)) or 1
             query = {
                 "labelSelector": wanted.selector,
@@ -124,8 +128,12 @@ class KubernetesSource:
             async with session.watch(path, query, watch_s + times.grace_s) as chunks:
                 self._report(mirror, listener)
                 async for chunk in chunks:
-                    if mirror.feed(chunk):
-                        self._report(mirror, listener)
+                    changed = True  # also before an error in the same chunk
+                    try:
+                        changed = mirror.feed(chunk)
+                    finally:
+                        if changed:
+                            self._report(mirror, listener)
 
     async def _list(
         self, session: Session, path: str, mirror: Mirror[Pod] | Mirror[EndpointSlice]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from kvrouter.membership.bounded_answer import read_bounded
 from kvrouter.membership.kubernetes.mirror import GONE, Expired, read_status
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 MAX_PAGE_BYTES: Final = 32 << 20
 _SHOWN: Final = 300
+_UNAUTHORIZED: Final = 401
 _REMEDIES: Final = {
-    401: "its credentials are not accepted",
-    403: "let it get, list and watch them (docs/discovery.md#kubernetes)",
+    _UNAUTHORIZED: "its credentials are not accepted",
+    403: "let it list and watch them (docs/discovery.md#kubernetes)",
 }
 
 
@@ -36,17 +38,19 @@ class ApiServer:
         url: its base, without a trailing slash.
         namespace: where the URL of the source names none.
         headers: with the credentials.
-        tls: whom to trust, and the client's certificate.
+        tls: whom to trust, and the client's certificate; None: the server is asked without TLS.
         tls_name: that its certificate has; None: the host of `url`.
-        proxy: URL of an HTTP proxy; None: none.
+        proxy: URL of an HTTP proxy, which may hold a password; None: none.
+        refused: called when the server does not accept the credentials.
     """
 
     url: str
     namespace: str = "default"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: ssl.SSLContext | bool = True
+    tls: ssl.SSLContext | None = None
     tls_name: str | None = None
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)
+    refused: Callable[[], None] = lambda: None
 
 
 class Session:
@@ -76,7 +80,7 @@ class Session:
             ApiFailed: there is no other answer within the deadline, or a longer one.
         """
         async with self._answer(path, query) as answer, asyncio.timeout(self._answer_s):
-            return await _read(answer, MAX_PAGE_BYTES)
+            return await read_bounded(answer, MAX_PAGE_BYTES, ApiFailed)
 
     @asynccontextmanager
     async def watch(
@@ -91,45 +95,60 @@ class Session:
         self, path: str, query: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The head of a 200, within the deadline; failures of what is done with it are told too."""
-        options: dict[str, Any] = {"proxy": self.server.proxy, "allow_redirects": False}
-        if self.server.url.startswith("https:"):
-            options |= {"ssl": self.server.tls, "server_hostname": self.server.tls_name}
-        try:
+        with _told(self.server):
             async with asyncio.timeout(self._answer_s):
-                answer = await self._http.get(
-                    self.server.url + path,
-                    params=query,
-                    timeout=aiohttp.ClientTimeout(total=None),
-                    **options,
-                )
+                answer = await self._get(path, query)
                 if answer.status != 200:
-                    raise _refusal(answer.status, path, await _read(answer, MAX_PAGE_BYTES))
+                    body = await read_bounded(answer, MAX_PAGE_BYTES, ApiFailed)
+                    raise self._refusal(answer.status, path, body)
             async with answer:
                 yield answer
-        except TimeoutError:
-            raise ApiFailed(f"{self.server.url} does not answer in time") from None
-        except aiohttp.ClientConnectorError as error:
-            reason = reason_of(error.os_error)
-            raise ApiFailed(f"{self.server.url} cannot be reached: {reason}") from None
-        except aiohttp.ClientPayloadError:
-            raise ApiFailed(f"{self.server.url}: its answer broke off") from None
-        except (aiohttp.ClientError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise ApiFailed(f"{self.server.url}: {reason[:_SHOWN]}") from None
+
+    async def _get(self, path: str, query: Mapping[str, str]) -> aiohttp.ClientResponse:
+        options: dict[str, Any] = {"proxy": self.server.proxy, "allow_redirects": False}
+        if self.server.tls is not None:
+            options |= {"ssl": self.server.tls, "server_hostname": self.server.tls_name}
+        try:
+            return await self._http.get(
+                self.server.url + path,
+                params=query,
+                timeout=aiohttp.ClientTimeout(total=None),
+                **options,
+            )
+        except ValueError as error:  # its text may be the URL of the proxy
+            if isinstance(error, OSError):  # a certificate that is not trusted
+                raise
+            raise ApiFailed(f"{self.server.url}: its URL, or that of its proxy, is none") from None
+
+    def _refusal(self, status: int, path: str, body: bytes) -> Exception:
+        if status == GONE:
+            return Expired()
+        if status == _UNAUTHORIZED:
+            self.server.refused()
+        said = read_status(body)[:_SHOWN]
+        parts: Iterator[str] = filter(
+            None, (f"{path} answers {status}", said, _REMEDIES.get(status))
+        )
+        return ApiFailed(": ".join(parts))
 
 
-async def _read(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    content = bytearray()
-    async for chunk in answer.content.iter_any():
-        content += chunk
-        if len(content) > most_bytes:
-            raise ApiFailed(f"{answer.url.path} answers more than {most_bytes} bytes")
-    return bytes(content)
-
-
-def _refusal(status: int, path: str, body: bytes) -> Exception:
-    if status == GONE:
-        return Expired()
-    said = read_status(body)[:_SHOWN]
-    parts: Iterator[str] = filter(None, (f"{path} answers {status}", said, _REMEDIES.get(status)))
-    return ApiFailed(": ".join(parts))
+@contextmanager
+def _told(server: ApiServer) -> Iterator[None]:
+    """Tell failures of requests, without the URL of the proxy: it may hold a password."""
+    url = server.url
+    try:
+        yield
+    except TimeoutError:
+        raise ApiFailed(f"{url} does not answer in time") from None
+    except aiohttp.ClientConnectorError as error:
+        way = " through its proxy" if server.proxy else ""
+        raise ApiFailed(f"{url} cannot be reached{way}: {reason_of(error.os_error)}") from None
+    except aiohttp.ClientHttpProxyError as error:
+        raise ApiFailed(f"{url}: its proxy answers {error.status}") from None
+    except aiohttp.ClientPayloadError:
+        raise ApiFailed(f"{url}: its answer broke off") from None
+    except aiohttp.ClientResponseError:
+        raise ApiFailed(f"{url}: what answers speaks no HTTP") from None
+    except aiohttp.ClientError as error:
+        reason = str(error) or type(error).__name__
+        raise ApiFailed(f"{url}: {reason[:_SHOWN]}") from None

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
+from kvrouter.membership.kubernetes.options import port_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ ROLE_LABEL: Final = "kvrouter/role"
 BOOTSTRAP_ANNOTATION: Final = "kvrouter/bootstrap-port"
 PORT_NAME: Final = "http"
 PORT: Final = 8000
+_SHOWN: Final = 40
 _LABEL_CHARACTERS: Final = 63
 """Of an engine's label; a Pod's name may be longer, and its end is what tells Pods apart."""
 
@@ -48,43 +50,69 @@ class Found:
     bootstrap_port: int | None = None
 
 
-def of_pod(pod: Pod, wanted: Wanted) -> tuple[Found, ...]:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What an object names.
+
+    Attributes:
+        engines: those that serve.
+        kind: the kind of its addresses; "": it is no slice.
+    """
+
+    engines: tuple[Found, ...] = ()
+    kind: str = ""
+
+
+NOTHING: Final = Named()
+
+
+def of_pod(pod: Pod, wanted: Wanted) -> Named:
     """The engine of a Pod; none unless it is Ready. Odd: see there."""
     if not pod.serves:
-        return ()
+        return NOTHING
     ports = [(each.name, each.container_port) for each in pod.ports]
+    role = wanted.role or _role(pod.metadata, Role.DECODE)
+    bootstrap_port = _bootstrap_port(pod.metadata.annotations or {})
     name, host = pod.metadata.name, pod.status.ip
-    return (_found(name, host, _port(ports, wanted), pod.metadata, wanted),)
+    return Named((_found(name, host, _port(ports, wanted), role, bootstrap_port),))
 
 
-def of_slice(slice_: EndpointSlice, wanted: Wanted) -> tuple[Found, ...]:
-    """The engines of an EndpointSlice: of each Ready endpoint its first address. Odd: see there."""
+def of_slice(slice_: EndpointSlice, wanted: Wanted) -> Named:
+    """The engines of an EndpointSlice: of each Ready endpoint its first address. Odd: see there.
+
+    Its controller gives it the labels of its Service, not those of Pods, and no annotations.
+    """
+    if slice_.address_type == "FQDN":
+        return NOTHING
     ready = [each for each in slice_.endpoints or () if each.serves and each.addresses]
-    if not ready or slice_.address_type == "FQDN":
-        return ()
+    if not ready:
+        return Named(kind=slice_.address_type)
+    role = wanted.role or _role(slice_.metadata, None)
     port = _slice_port(slice_.ports or (), wanted)
     pods = [each.target_ref.name if each.target_ref is not None else "" for each in ready]
-    return tuple(
-        _found(pod, each.addresses[0], port, slice_.metadata, wanted)
-        for pod, each in zip(pods, ready, strict=True)
+    found = (
+        _found(pod, each.addresses[0], port, role) for pod, each in zip(pods, ready, strict=True)
     )
+    return Named(tuple(found), slice_.address_type)
 
 
-def one_of_each(found: Iterable[Found]) -> list[Found]:
-    """One for each owner: of a Pod with addresses of both kinds, in two slices, that of IPv4."""
+def one_of_each(named: Iterable[Named]) -> list[Found]:
+    """One engine for each owner, by IPv4 where the Service has addresses of both kinds.
+
+    Kubernetes changes slices of the two kinds one after the other, so that the second still has
+    what has left the first.
+    """
+    known = list(named)
+    if any(each.kind == "IPv4" for each in known):
+        known = [each for each in known if each.kind != "IPv6"]
     chosen: dict[str, Found] = {}
-    for each in found:
-        known = chosen.setdefault(each.owner, each)
-        if _preference(each) < _preference(known):
-            chosen[each.owner] = each
+    for found in (found for each in known for found in each.engines):
+        if found.address < chosen.setdefault(found.owner, found).address:
+            chosen[found.owner] = found
     return list(chosen.values())
 
 
-def _preference(found: Found) -> tuple[bool, str]:
-    return "[" in found.address, found.address
-
-
-def _found(pod: str, host: str, port: int, metadata: Metadata, wanted: Wanted) -> Found:
+def _found(pod: str, host: str, port: int, role: Role, bootstrap_port: int | None = None) -> Found:
     try:
         shown = f"[{host}]" if ip_address(host).version == 6 else host
     except ValueError:
@@ -94,8 +122,8 @@ def _found(pod: str, host: str, port: int, metadata: Metadata, wanted: Wanted) -
     return Found(
         owner=pod or place,
         address=f"{label}={place}" if label else place,
-        role=wanted.role or _role(metadata.labels or {}),
-        bootstrap_port=_bootstrap_port(metadata.annotations or {}),
+        role=role,
+        bootstrap_port=bootstrap_port,
     )
 
 
@@ -118,9 +146,13 @@ def _slice_port(ports: Sequence[NamedPort], wanted: Wanted) -> int:
     return _port(numbers, wanted)
 
 
-def _role(labels: dict[str, str]) -> Role:
-    """What its label says; engines without one serve whole requests, as those of --decode do."""
-    said = labels.get(ROLE_LABEL, Role.DECODE.value)
+def _role(metadata: Metadata, default: Role | None) -> Role:
+    """What its label says; Pods without one serve whole requests, as engines of --decode do."""
+    said = (metadata.labels or {}).get(ROLE_LABEL)
+    if said is None:
+        if default is None:
+            raise Odd(f"say role= in the URL, or give the Service the label {ROLE_LABEL}")
+        return default
     try:
         return Role(said)
     except ValueError:
@@ -131,6 +163,7 @@ def _bootstrap_port(annotations: dict[str, str]) -> int | None:
     said = annotations.get(BOOTSTRAP_ANNOTATION)
     if said is None:
         return None
-    if said.isdecimal() and 0 < int(said) < 65536:
-        return int(said)
-    raise Odd(f"annotation {BOOTSTRAP_ANNOTATION}={said}: write a port")
+    port = port_number(said)
+    if port is None:
+        raise Odd(f"annotation {BOOTSTRAP_ANNOTATION}: {said[:_SHOWN]!r} is no port")
+    return port

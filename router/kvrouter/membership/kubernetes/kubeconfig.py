@@ -1,68 +1,202 @@
-"""The API server of a kubeconfig: its certificates, tokens, and programs that make tokens.
+"""What a kubeconfig says of one context: its cluster, its user and its namespace.
 
-kubernetes_asyncio reads it, the only use of that package: its import takes a second and 70 MB,
-which a router in the cluster does without.
+The format is kubectl's. Unlike kubectl, this merges no files: the first that exists is read.
+Messages name members, never their values, which may be secrets.
 """
 
 from __future__ import annotations
 
-import asyncio
-from importlib import import_module
+import os
+from base64 import b64decode
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from kvrouter.credentials.tls import client_context
-from kvrouter.membership.kubernetes.api import ApiFailed, ApiServer
+import msgspec
+import yaml
 
-if TYPE_CHECKING:
-    import ssl
+from kvrouter.membership.kubernetes.api import ApiFailed
+from kvrouter.options.bounded_yaml import TooMuch, load_bounded
+from kvrouter_store.system_errors import reason_of
 
-READ_TIMEOUT_S = 30.0
-"""A program that makes tokens may ask a server of its own."""
+MAX_BYTES: Final = 1 << 20
 
 
-async def read_kubeconfig(files: str, context: str | None) -> ApiServer:
-    """Read the files (paths, separated by colons) as they are now.
+class _Extension(msgspec.Struct, frozen=True):
+    name: str = ""
+    extension: Any = None
 
-    ApiFailed: the package is missing, or they cannot be used.
+
+class Cluster(msgspec.Struct, rename="kebab", frozen=True):
+    """How to reach a server, and whom to trust."""
+
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+    extensions: list[_Extension] = []
+
+
+class _Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class Program(msgspec.Struct, rename="camel", frozen=True):
+    """A program that makes credentials."""
+
+    command: str
+    api_version: str = ""
+    args: list[str] = []
+    env: list[_Variable] = []
+    provide_cluster_info: bool = False
+    interactive_mode: str = ""
+
+
+class User(msgspec.Struct, rename="kebab", frozen=True):
+    """What to show a server."""
+
+    token: str = ""
+    token_file: str = msgspec.field(name="tokenFile", default="")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    username: str = ""
+    password: str = ""
+    exec: Program | None = None
+    auth_provider: Any = None
+    impersonated: Any = msgspec.field(name="as", default=None)
+
+
+class _Context(msgspec.Struct, frozen=True):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Of one of the lists: it has what the list is of."""
+
+    name: str
+    cluster: Cluster = Cluster()
+    user: User = User()
+    context: _Context = _Context()
+
+
+class _File(msgspec.Struct, rename="kebab", frozen=True):
+    current_context: str = ""
+    clusters: list[_Entry] = []
+    users: list[_Entry] = []
+    contexts: list[_Entry] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """One context of a file, with what it refers to.
+
+    Attributes:
+        folder: of the file; paths in it are relative to that.
+        authorities: the CAs as PEM; b"": those that this machine trusts.
     """
-    if not _exists(files):
-        raise ApiFailed(f"no kubeconfig {files}; give KUBECONFIG, or run the router in a Pod")
+
+    folder: Path
+    namespace: str
+    cluster: Cluster
+    user: User
+    authorities: bytes
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server is asked with TLS. Without, it is shown no credentials."""
+        return urlsplit(self.cluster.server).scheme == "https"
+
+
+def first_that_exists(paths: str) -> Path:
+    """The kubeconfig among paths with colons in between; ApiFailed: there is none."""
+    for path in filter(None, paths.split(os.pathsep)):
+        if os.path.exists(path):
+            return Path(path)
+    raise ApiFailed(f"no kubeconfig {paths}; give KUBECONFIG, or run the router in a Pod")
+
+
+def read_kubeconfig(path: Path, context: str | None) -> Kubeconfig:
+    """What the file says of `context`, None: of its current one; ApiFailed: it cannot be used."""
+    file = _parsed(path)
+    name = context or file.current_context
+    if not name:
+        raise ApiFailed("it has no current-context; say context=NAME in the URL")
+    said = _entry("context", name, file.contexts).context
+    cluster = _entry("cluster", said.cluster, file.clusters).cluster
+    user = _entry("user", said.user, file.users).user
+    if not _is_url(cluster.server, password=False):
+        raise ApiFailed("server of its cluster: write https://HOST:PORT")
+    if cluster.proxy_url and not _is_url(cluster.proxy_url, password=True):
+        raise ApiFailed("proxy-url of its cluster: write http://HOST:PORT")
+    data, file_name = cluster.certificate_authority_data, cluster.certificate_authority
+    authorities = content_of("certificate-authority", data, path.parent, file_name)
+    return Kubeconfig(path.parent, said.namespace or "default", cluster, user, authorities)
+
+
+def content_of(name: str, data: str, folder: Path, path: str) -> bytes:
+    """What base64 `data`, else a file holds; b"": there is neither. ApiFailed: see there."""
     try:
-        library = await asyncio.to_thread(import_module, "kubernetes_asyncio")
-    except ImportError:
-        raise ApiFailed(
-            "a kubeconfig needs kubernetes_asyncio: pip install 'kvrouter[k8s]'"
-        ) from None
-    found = library.client.Configuration()
+        if data:
+            return b64decode(data)
+    except ValueError:
+        raise ApiFailed(f"{name}-data is not base64") from None
+    return read_file(folder / path, f"{name} {path}") if path else b""
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """The content of a file; ApiFailed: it cannot be read, or is too long."""
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            loader = await library.config.load_kube_config(files, context, found)
-    except TimeoutError:
-        raise ApiFailed(f"kubeconfig {files}: not read within {READ_TIMEOUT_S:g} s") from None
-    except library.config.ConfigException as error:
-        raise ApiFailed(f"kubeconfig {files}: {error}") from None
-    except Exception as error:  # the library raises of any kind for a file that is no kubeconfig
-        raise ApiFailed(f"kubeconfig {files} cannot be used: {error!r}") from None
-    token = found.api_key.get("BearerToken")
-    return ApiServer(
-        url=found.host.rstrip("/"),
-        namespace=loader.current_context["context"].get("namespace") or "default",
-        headers={"authorization": token.strip()} if token else {},
-        tls=_tls(found),
-        tls_name=found.tls_server_name,
-        proxy=found.proxy,
-    )
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ApiFailed(f"{name}: {reason_of(error)}; give a readable file") from None
+    if len(content) > MAX_BYTES:
+        raise ApiFailed(f"{name}: more than {MAX_BYTES} bytes; give a smaller file")
+    return content
 
 
-def _exists(files: str) -> bool:
-    return any(Path(each).is_file() for each in files.split(":"))
+def _parsed(path: Path) -> _File:
+    content = read_file(path, "it cannot be read")
+    try:
+        value = load_bounded(yaml.SafeLoader(content.decode("utf-8")))
+        return msgspec.convert(_without_nulls(value), _File)
+    except (TooMuch, msgspec.ValidationError) as error:  # which name places, not values
+        raise ApiFailed(str(error)) from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # PyYAML raises of these kinds for values that do not fit their tags.
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark is not None else ""
+        raise ApiFailed(f"it is not YAML{line}") from None
 
 
-def _tls(found: Any) -> ssl.SSLContext | bool:
-    if not found.verify_ssl:
+def _without_nulls(value: Any) -> Any:
+    """The document as if what is null were left out: to kubectl it is the same."""
+    if isinstance(value, dict):
+        return {str(key): _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _entry(kind: str, name: str, among: list[_Entry]) -> _Entry:
+    for each in among:
+        if each.name == name:
+            return each
+    raise ApiFailed(f"it has no {kind} {name!r}")
+
+
+def _is_url(text: str, *, password: bool) -> bool:
+    """Whether it is a URL of HTTP; with a password only where one may be."""
+    try:
+        parts = urlsplit(text)
+        whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
         return False
-    context = client_context(found.ssl_ca_cert or "")
-    if found.cert_file:
-        context.load_cert_chain(found.cert_file, found.key_file)
-    return context
+    plain = not (parts.query or parts.fragment) and (password or "@" not in parts.netloc)
+    return parts.scheme in ("http", "https") and whole and plain

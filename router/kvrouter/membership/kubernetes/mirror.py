@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvrouter.membership.kubernetes.engines import Odd, one_of_each
+from kvrouter.membership.kubernetes.engines import NOTHING, Named, Odd, one_of_each
 from kvrouter.membership.kubernetes.objects import Bookmark, Event, Page, Status
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Mirror(Generic[T]):
 
     Args:
         kind: the type of its objects.
-        name_engines: the engines that one names; raises Odd.
+        name_engines: what one names; raises Odd.
         most: engines in a list; more are refused.
 
     Attributes:
@@ -54,9 +54,7 @@ class Mirror(Generic[T]):
         read: events since it was made.
     """
 
-    def __init__(
-        self, kind: type[T], name_engines: Callable[[T], tuple[Found, ...]], most: int
-    ) -> None:
+    def __init__(self, kind: type[T], name_engines: Callable[[T], Named], most: int) -> None:
         self.version = ""
         self.odd: dict[str, str] = {}
         self.read = 0
@@ -64,13 +62,13 @@ class Mirror(Generic[T]):
         self._most = most
         self._objects = msgspec.json.Decoder(kind)
         self._pages: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[kind])  # type: ignore[valid-type]
-        self._found: dict[str, tuple[Found, ...]] = {}
-        self._listed: dict[str, tuple[Found, ...]] = {}
+        self._named: dict[str, Named] = {}
+        self._listed: dict[str, Named] = {}
         self._rest = b""  # of the watch: the beginning of a line
 
     def engines(self) -> list[Found]:
         """All engines, each once."""
-        return one_of_each(each for found in self._found.values() for each in found)
+        return one_of_each(self._named.values())
 
     def begin_list(self) -> None:
         """A list begins. What was known stays until it has ended."""
@@ -86,11 +84,11 @@ class Mirror(Generic[T]):
         page: Page[T] = _decoded(self._pages, body)
         for each in page.items or ():
             self._see(self._listed, each)
-        if sum(len(found) or 1 for found in self._listed.values()) > self._most:
+        if max(len(self._listed), len(one_of_each(self._listed.values()))) > self._most:
             raise Unreadable(f"more than {self._most} engines; select fewer")
         if not page.metadata.more:
-            self._found, self._listed = self._listed, {}
-            self.odd = {name: odd for name, odd in self.odd.items() if name in self._found}
+            self._named, self._listed = self._listed, {}
+            self.odd = {name: odd for name, odd in self.odd.items() if name in self._named}
             self.version = page.metadata.resource_version
         return page.metadata.more
 
@@ -126,25 +124,25 @@ class Mirror(Generic[T]):
         seen = _decoded(self._objects, event.object)
         self.version = seen.metadata.resource_version
         name = seen.metadata.name
-        before = self._found.get(name, ()), self.odd.get(name)
+        before = self._named.get(name), self.odd.get(name)
         if event.type == "DELETED":
-            self._found.pop(name, None)
+            self._named.pop(name, None)
             self.odd.pop(name, None)
         else:
-            self._see(self._found, seen)
-        return (self._found.get(name, ()), self.odd.get(name)) != before
+            self._see(self._named, seen)
+        return (self._named.get(name), self.odd.get(name)) != before
 
-    def _see(self, into: dict[str, tuple[Found, ...]], seen: T) -> None:
-        """Keep what it names. Names without engines stay only where the object is odd."""
+    def _see(self, into: dict[str, Named], seen: T) -> None:
+        """Keep what it names. NOTHING stays only where the object is odd."""
         name = seen.metadata.name
         try:
-            found = self._name_engines(seen)
+            named = self._name_engines(seen)
         except Odd as odd:
-            into[name], self.odd[name] = (), str(odd)
+            into[name], self.odd[name] = NOTHING, str(odd)
             return
         self.odd.pop(name, None)
-        if found:
-            into[name] = found
+        if named != NOTHING:
+            into[name] = named
         else:
             into.pop(name, None)
 

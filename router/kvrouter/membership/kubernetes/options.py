@@ -11,6 +11,7 @@ from kvrouter.engines.engine import Role
 
 _OPTIONS: Final = ("selector", "service", "role", "port", "context")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NUMBER: Final = re.compile(r"[0-9]{1,5}")
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 """By which the EndpointSlices of a Service are found."""
 
@@ -76,9 +77,16 @@ def _role(text: str, value: str | None) -> Role | None:
 def _port(text: str, value: str | None) -> int | str | None:
     if value is None or (_NAME.fullmatch(value) and not value.isdecimal()):
         return value
-    if value.isdecimal() and 0 < int(value) < 65536:
-        return int(value)
-    raise _wrong(text, f"port={value} is neither a port nor the name of one")
+    number = port_number(value)
+    if number is None:
+        raise _wrong(text, f"port={value} is neither a port nor the name of one")
+    return number
+
+
+def port_number(text: str) -> int | None:
+    """The port that a text of any length is; None: it is none."""
+    number = int(text) if _NUMBER.fullmatch(text) else 0
+    return number if 0 < number < 65536 else None
 
 
 def _wrong(text: str, sentence: str) -> ValueError:

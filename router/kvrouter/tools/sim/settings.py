@@ -20,14 +20,13 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import SettingsConfigDict
 
-from kvrouter.options.secret_file import secret_of
+from kvrouter.options.secret_file import read_store_token, secret_of
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import LogLevel, Percent, Port, StoreTokenFile, StoreUrl, Texts
 from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
-from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.settings import (
     RdmaSettings,
     StoreCaFile,
@@ -338,7 +337,7 @@ class SimSettings(RdmaSettings, Settings):
     @model_validator(mode="after")
     def _files_that_can_be_used(self) -> "SimSettings":
         given, path = self.store_token, self.store_token_file
-        token = secret_of(given, path, "--store-token", check_token)
+        token = secret_of(given, path, "--store-token", read_store_token)
         object.__setattr__(self, "store_token", token)  # frozen
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.fakes.certificates import Authority
 from tests.unit.router.http.conftest import GET, Wire, hello, post
 
-from kvrouter.credentials.tls import client_context, server_context
+from kvrouter.credentials.tls import client_context, server_context, show_certificate
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import Handler, HttpServer
@@ -232,6 +232,18 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
     )
     with pytest.raises(ValueError, match="its key has a passphrase"):
         server_context(certificate, key, "")
+    pem = Path(certificate).read_bytes() + Path(key).read_bytes()
+    with pytest.raises(ValueError, match="its key has a passphrase"):
+        show_certificate(client_context(""), pem)
+
+
+def test_the_text_of_cas_may_have_any_letters_and_must_have_a_certificate(tmp_path: Path) -> None:
+    ca = Path(Authority(tmp_path).ca_file).read_bytes()
+    context = client_context("", "# Főtanúsítvány\n".encode() + ca)
+    assert len(context.get_ca_certs()) == 1
+    for wrong in (b"no certificate", "é".encode()):
+        with pytest.raises(ValueError, match="give a PEM file of CAs"):
+            client_context("", wrong)
 
 
 def test_a_certificate_may_hold_its_key(tmp_path: Path) -> None:

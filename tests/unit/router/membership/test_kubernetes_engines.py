@@ -11,7 +11,9 @@ from kvrouter.membership.kubernetes.engines import Odd, of_pod, of_slice, one_of
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
 from kvrouter.membership.kubernetes.options import read_url
 
-PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines"
+PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines&role=decode"
+
+BOOTSTRAP = "kvrouter/bootstrap-port"
 
 
 def named(found: Any, name: str = "engine-0") -> Any:
@@ -21,7 +23,7 @@ def named(found: Any, name: str = "engine-0") -> Any:
 def in_pods(*pods: Any, url: str = PODS) -> tuple[dict[str, Role], dict[str, int]]:
     wanted = read_url(url)
     read = [msgspec.convert(named(each, f"engine-{n}"), Pod) for n, each in enumerate(pods)]
-    found = one_of_each(found for each in read for found in of_pod(each, wanted))
+    found = one_of_each(of_pod(each, wanted) for each in read)
     ports = {each.address: each.bootstrap_port for each in found if each.bootstrap_port}
     return {each.address: each.role for each in found}, ports
 
@@ -29,7 +31,7 @@ def in_pods(*pods: Any, url: str = PODS) -> tuple[dict[str, Role], dict[str, int
 def in_slices(*slices: Any, url: str = SERVICE) -> dict[str, Role]:
     wanted = read_url(url)
     read = [msgspec.convert(named(each), EndpointSlice) for each in slices]
-    found = one_of_each(found for each in read for found in of_slice(each, wanted))
+    found = one_of_each(of_slice(each, wanted) for each in read)
     return {each.address: each.role for each in found}
 
 
@@ -86,7 +88,7 @@ def test_an_annotation_tells_the_bootstrap_port() -> None:
 
 def test_the_end_of_a_long_name_is_the_label() -> None:
     found = msgspec.convert(named(pod(), "a" * 80 + "-x7f2"), Pod)
-    (engine,) = of_pod(found, read_url(PODS))
+    (engine,) = of_pod(found, read_url(PODS)).engines
     assert [engine.address] == ["a" * 58 + "-x7f2=10.0.0.1:8000"]
 
 
@@ -96,7 +98,9 @@ def test_the_end_of_a_long_name_is_the_label() -> None:
         (pod(role="draft"), PODS, "label kvrouter/role=draft: write prefill, decode or both"),
         (pod(), f"{PODS}&port=api", "it has no port named 'api'"),
         (pod("node-1"), PODS, "'node-1' is no IP address"),
-        (pod(annotations={"kvrouter/bootstrap-port": "x"}), PODS, "bootstrap-port=x: write a port"),
+        (pod(annotations={BOOTSTRAP: "x"}), PODS, "bootstrap-port: 'x' is no port"),
+        (pod(annotations={BOOTSTRAP: "9" * 5000}), PODS, "bootstrap-port: '9{40}' is no port"),
+        (pod(annotations={BOOTSTRAP: "\n" * 9000}), PODS, r"port: '(\\n){40}' is no port"),
     ],
 )
 def test_what_cannot_be_used_is_told(found: Any, url: str, complaint: str) -> None:
@@ -132,10 +136,21 @@ def test_a_pod_with_addresses_of_both_kinds_is_one_engine() -> None:
     assert in_slices(six) == {"a=[fd00::1]:8000": Role.DECODE}
 
 
+@pytest.mark.parametrize("left", [[], [endpoint("10.0.0.1", "a", ready=False)]])
+def test_a_pod_that_has_left_by_one_kind_of_address_has_left(left: list[Any]) -> None:
+    six = endpoint_slice(endpoint("fd00::1", "a"), address_type="IPv6")
+    four = endpoint_slice(*left)
+    assert in_slices(six, four) == in_slices(four, six) == {}
+
+
 def test_names_of_hosts_outside_the_cluster_are_no_engines() -> None:
     assert in_slices(endpoint_slice(endpoint("db.example"), address_type="FQDN")) == {}
 
 
 def test_a_label_of_the_service_tells_the_role() -> None:
+    url = "k8s://test?service=engines"
     found = endpoint_slice(endpoint("10.0.0.1"), labels={"kvrouter/role": "prefill"})
-    assert in_slices(found) == {"10.0.0.1:8000": Role.PREFILL}
+    assert in_slices(found, url=url) == {"10.0.0.1:8000": Role.PREFILL}
+    with pytest.raises(Odd, match="say role= in the URL, or give the Service the label"):
+        in_slices(endpoint_slice(endpoint("10.0.0.1")), url=url)
+    assert in_slices(endpoint_slice(endpoint("10.0.0.1", ready=False)), url=url) == {}

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.pods import pod
+from tests.fakes.pods import endpoint, endpoint_slice, pod
 
-from kvrouter.membership.kubernetes.engines import of_pod
+from kvrouter.membership.kubernetes.engines import of_pod, of_slice
 from kvrouter.membership.kubernetes.mirror import (
     MAX_LINE_BYTES,
     Expired,
     Mirror,
     Unreadable,
 )
-from kvrouter.membership.kubernetes.objects import Pod
+from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
 from kvrouter.membership.kubernetes.options import read_url
 
 Json = dict[str, Any]
@@ -167,3 +167,32 @@ def test_a_list_without_end_is_refused() -> None:
     many = [shown(f"p-{n}") | {"status": shown("a")["status"]} for n in range(MOST + 1)]
     with pytest.raises(Unreadable, match="select fewer"):
         seen.page(page(*many, more="next"))
+
+
+def test_a_pod_in_two_slices_counts_once() -> None:
+    wanted = read_url("k8s://test?service=engines&role=decode")
+    seen = Mirror(EndpointSlice, lambda each: of_slice(each, wanted), most=2)
+    slices = []
+    for kind, prefix in (("IPv4", "10.0.0."), ("IPv6", "fd00::")):
+        ends = (endpoint(f"{prefix}{n}", f"p-{n}") for n in (1, 2))
+        made = endpoint_slice(*ends, address_type=kind)
+        made["metadata"] |= {"name": kind.lower(), "resourceVersion": "1"}
+        slices.append(made)
+    seen.begin_list()
+    seen.page(page(*slices))
+    assert {each.address for each in seen.engines()} == {"p-1=10.0.0.1:8000", "p-2=10.0.0.2:8000"}
+
+
+def test_a_slice_without_engines_still_tells_that_a_service_has_ipv4() -> None:
+    wanted = read_url("k8s://test?service=engines&role=decode")
+    seen = Mirror(EndpointSlice, lambda each: of_slice(each, wanted), MOST)
+    seen.begin_list()
+    six = endpoint_slice(endpoint("fd00::1", "p"), address_type="IPv6")
+    four = endpoint_slice(endpoint("10.0.0.1", "p"))
+    for made, name in ((six, "six"), (four, "four")):
+        made["metadata"] |= {"name": name, "resourceVersion": "1"}
+    seen.page(page(six, four))
+    seen.begin_watch()
+    four["endpoints"] = []
+    assert seen.feed(line("MODIFIED", four))
+    assert seen.engines() == []

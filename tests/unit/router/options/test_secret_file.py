@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(
     assert f"{flag} {path}: No such file or directory; give a readable file" in refused(
         capsys, *given
     )
-    for content in (b"", b"\n", b"two\nlines\n"):
+    for content in (b"", b"\n", b"two\nlines\n" if flag != "--store-token-file" else b"a:\n"):
         path.write_bytes(content)
         assert f"{flag} {path}: write the secret into it, on the only line" in refused(
             capsys, *given
@@ -85,6 +85,20 @@ def test_a_secret_and_its_file_are_not_given_together(
     for redis in ((), ("--redis", "redis://:word@r:1/0")):
         told = refused(capsys, *redis, "--redis-password-file", str(file))
         assert "--redis-password-file needs a --redis URL without a password" in told
+
+
+def test_a_nodes_file_of_one_tenant_serves_its_clients_too(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text(f"# of the node\n\nresearch:{TOKEN}\n")
+    made = RouterSettings(decode=["d:1"], store_token_file=str(file))
+    assert made.store_token.get_secret_value() == TOKEN
+    assert SimSettings(model="m", store_token_file=str(file)).store_token == made.store_token
+    file.write_text(f"research:{TOKEN}\nbatch:{TOKEN}-2\n")
+    told = refused(capsys, "--store-token-file", str(file))
+    assert (
+        f"--store-token-file {file}: it has several tokens; give a file with the token of" in told
+    )
 
 
 def test_the_token_of_a_store_has_its_form_in_a_file_too(
