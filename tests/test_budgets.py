@@ -12,7 +12,8 @@ images, SGLang's events (Python 350, of which 20; words 95); discovery in Kubern
 from files (Python 1,100; words 560), CRC32C by aarch64's own instruction (C++ 30), quickstarts,
 troubleshooting, sizing, migration and security (words 5,700), Kubernetes manifests (words 1,000),
 a runbook of each alert (words 1,650), the promise of compatibility (words 700), kubeconfigs read
-without a package of 70 MB that leaks secrets and processes (Python 600).
+without a package of 70 MB that leaks secrets and processes (Python 600); SGLang's HiCache
+over the store (Python 580; words 500).
 """
 
 from collections.abc import Callable, Iterable
@@ -102,7 +103,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 45_560),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 46_140),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_030),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),

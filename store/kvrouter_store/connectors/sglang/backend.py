@@ -1,0 +1,257 @@
+"""SGLang's hierarchical cache (HiCache) over the store: pages of its host memory in a node.
+
+    --enable-hierarchical-cache --hicache-storage-backend dynamic
+    --hicache-storage-backend-extra-config '{"backend_name": "kvrouter",
+      "module_path": "kvrouter_store.connectors.sglang", "class_name": "KVStoreHiCache",
+      "interface_v1": 1, "hicache_storage_pass_prefix_keys": true,
+      "url": "kv://127.0.0.1:7400", "weights_revision": "COMMIT"}'
+
+SGLang moves KV between the device and its host memory, and asks this for pages in threads of its
+own (sglang/srt/managers/cache_controller.py). An exception there could end the thread, and with it
+the cache: operations raise nothing.
+"""
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sglang
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+from sglang.srt.observability.metrics_collector import StorageMetrics
+from sglang.srt.runtime_context import get_model
+
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.settings import ConnectorRefused
+from kvrouter_store.connectors.sglang.identity import (
+    engine_facts,
+    manifest_of,
+    model_of,
+    pool_facts,
+)
+from kvrouter_store.connectors.sglang.pages import Pages, pages_at
+from kvrouter_store.connectors.sglang.settings import HiCacheSettings, moves_by_address
+from kvrouter_store.connectors.sglang.shelf import PageShelf
+from kvrouter_store.identity.block import Manifest
+
+log = logging.getLogger("sglang.kvstore")
+
+KV_POOL = "kv"  # PoolName.KV, of models that have one pool
+
+
+class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
+    """Keeps one rank's pages in a store node. Without a reachable store the engine goes on.
+
+    storage_config: SGLang's HiCacheStorageConfig, with the settings in `extra_config`.
+    Raises ConnectorRefused (one sentence, with what to set) where they cannot be used. Owns a
+    thread and connections once SGLang has registered its host pool: close() ends them.
+    """
+
+    def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        extra = storage_config.extra_config or {}
+        self._config, self._settings = storage_config, HiCacheSettings.parse(extra)
+        self._by_address = moves_by_address(extra)
+        self._flags = get_model()
+        self._model = model_of(self._flags, self._settings)
+        own = f"sglang/{self._model[0]}@{platform.node() or 'localhost'}:{os.getpid()}"
+        self._name = self._settings.name or own
+        self._shelf: PageShelf | None = None
+        self._clears = 0
+        self._complaints: set[str] = set()
+        self._metrics = StorageMetrics() if storage_config.enable_storage_metrics else None
+
+    # SGLang's pools.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Begin: pages are those of this pool, of SGLang's host memory."""
+        super().register_mem_pool_host(mem_pool_host)
+        self.close()
+        manifest = self._manifest()
+        client = self._settings.client(self._name, self._config.tp_rank)
+        link = StoreLink(client, manifest, log, engine=self._name)
+        link.start()
+        self._shelf = PageShelf(link)
+        log.info(
+            "%s shares pages of %d bytes through %s, manifest %s",
+            *(self._name, manifest.block_bytes, self._settings.url, manifest.digest.hex()[:16]),
+        )
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Refuse models with further pools: what these hold would be missing after a load."""
+        name = getattr(host_pool_name, "value", host_pool_name)
+        if name != KV_POOL:
+            raise ConnectorRefused(
+                f"KVStoreHiCache stores full attention alone, and this engine has a pool {name!r} "
+                "too; leave --hicache-storage-backend out"
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    # Interface v1: SGLang says where pages lie, and nothing is copied on the way.
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: Any, extra_info: Any = None
+    ) -> list[bool]:
+        """Load pages into SGLang's host memory; of each, whether it came as it was put."""
+        return self._get(keys, self._in_pool(keys, host_indices))
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: Any, extra_info: Any = None
+    ) -> list[bool]:
+        """Store consecutive pages of SGLang's host memory; of each, whether the store has it."""
+        before = getattr(extra_info, "prefix_keys", None) or []
+        return self._set(keys, before, self._in_pool(keys, host_indices))
+
+    # The interface without v1: SGLang passes copies of pages.
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[Any]:
+        """Load pages into flat tensors: each, or None where the page did not come."""
+        targets = target_locations or [self.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
+        came = self._get(keys, self._in_tensors(keys, targets))
+        return [target if whole else None for target, whole in zip(targets, came, strict=False)]
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Store pages out of flat tensors; whether the store has them all."""
+        tensors = [value.contiguous() for value in values or []]
+        return all(self._set(keys, [], self._in_tensors(keys, tensors)))
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        """Load one page into a flat tensor; None where it did not come."""
+        targets = None if target_location is None else [target_location]
+        return self.batch_get([key], targets)[0]
+
+    def set(
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """Store one page out of a flat tensor; whether the store has it."""
+        return self.batch_set([key], None if value is None else [value])
+
+    # Both.
+
+    def exists(self, key: str) -> bool:
+        """Whether the page can be loaded."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        """How many pages can be loaded, up to the first that cannot."""
+        return self._shelf.leading(keys) if self._shelf is not None else 0
+
+    def clear(self) -> None:
+        """Name pages otherwise from now on: what was stored is not loaded again by this engine.
+
+        The store evicts it when it needs the room. Engines share again that were cleared as often.
+        """
+        self._clears += 1
+        if self._shelf is not None:
+            self._shelf.link.rename(self._manifest())
+
+    def get_stats(self) -> Any:
+        """What moved since the last call, as SGLang's metrics take it; None where they are off."""
+        if self._metrics is None:
+            return None
+        taken, self._metrics = self._metrics, StorageMetrics()
+        return taken
+
+    def close(self) -> None:
+        """End the connections and the thread. Idempotent."""
+        shelf, self._shelf = self._shelf, None
+        if shelf is not None:
+            shelf.close()
+
+    def _manifest(self) -> Manifest:
+        facts = {
+            **engine_facts(self._flags, self._config),
+            **pool_facts(self.mem_pool_host),
+            "sglang": sglang.__version__,
+            "pages": "in place" if self._by_address else "flat",
+            "cleared": self._clears,
+        }
+        return manifest_of(self._model, self._piece_sizes(), facts)
+
+    def _piece_sizes(self) -> list[int]:
+        """The sizes of the pieces of a page, in bytes. Raises ConnectorRefused without any."""
+        pool, why, sizes = self.mem_pool_host, "it holds none itself", list[int]()
+        try:
+            if self._by_address:
+                sizes += pool.get_page_buffer_meta(torch.arange(pool.page_size))[1]
+            else:
+                page = pool.get_dummy_flat_data_page()
+                sizes.append(page.numel() * page.element_size())
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            why = str(error)
+        if not sum(sizes):
+            raise ConnectorRefused(
+                f"KVStoreHiCache cannot take pages of {type(pool).__name__} in the layout "
+                f"{pool.layout} ({why}); set --hicache-mem-layout page_first"
+            )
+        return sizes
+
+    def _in_pool(self, keys: Sequence[str], host_indices: Any) -> Pages | None:
+        """Where pages are in SGLang's host memory; None where that cannot be."""
+        pool = self.mem_pool_host
+        if not self._by_address:
+            return self._complain('SGLang uses interface v1; set "interface_v1": 1')
+        if len(host_indices) != len(keys) * pool.page_size:
+            return self._complain(f"{len(host_indices)} indices for {len(keys)} pages")
+        return self._pages(keys, *pool.get_page_buffer_meta(host_indices))
+
+    def _in_tensors(self, keys: Sequence[str], tensors: Sequence[Any]) -> Pages | None:
+        """Where pages are that SGLang passed as tensors; None where that cannot be."""
+        if self._by_address:
+            return self._complain('SGLang does not use interface v1; leave "interface_v1" out')
+        if len(tensors) != len(keys) or not all(one.is_contiguous() for one in tensors):
+            return self._complain(f"{len(tensors)} tensors for {len(keys)} pages, or in pieces")
+        sizes = [one.numel() * one.element_size() for one in tensors]
+        return self._pages(keys, [one.data_ptr() for one in tensors], sizes)
+
+    def _pages(
+        self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]
+    ) -> Pages | None:
+        if self._shelf is None or not keys:
+            return None
+        try:
+            return pages_at(addresses, sizes, len(keys), self._shelf.page_bytes)
+        except ValueError as error:
+            return self._complain(str(error))
+
+    def _complain(self, why: str) -> None:
+        """Log once what stops pages from being moved."""
+        if why not in self._complaints:
+            self._complaints.add(why)
+            log.error("pages are neither stored nor loaded: %s", why)
+
+    def _get(self, keys: Sequence[str], pages: Pages | None) -> list[bool]:
+        if self._shelf is None or pages is None:
+            return [False] * len(keys)
+        begun = time.monotonic()
+        came = self._shelf.get(keys, pages)
+        self._count("prefetch", came.count(True), begun)
+        return came
+
+    def _set(self, keys: Sequence[str], before: Sequence[str], pages: Pages | None) -> list[bool]:
+        if not self._config.is_storage_writer:
+            return [True] * len(keys)  # another rank stores them
+        if self._shelf is None or pages is None:
+            return [False] * len(keys)
+        begun = time.monotonic()
+        there = self._shelf.put(keys, before, pages)
+        self._count("backup", there.count(True), begun)
+        return there
+
+    def _count(self, what: str, pages: int, begun: float) -> None:
+        metrics, shelf = self._metrics, self._shelf
+        if metrics is None or shelf is None or not pages:
+            return
+        gigabytes = pages * shelf.page_bytes / 1e9
+        getattr(metrics, f"{what}_pgs").append(pages)
+        getattr(metrics, f"{what}_bandwidth").append(gigabytes / (time.monotonic() - begun))

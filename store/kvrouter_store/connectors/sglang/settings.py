@@ -1,0 +1,28 @@
+"""What `--hicache-storage-backend-extra-config` may hold beside SGLang's own keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from kvrouter_store.connectors.settings import LinkSettings
+
+BY_ADDRESS = "interface_v1"
+SGLANGS_OWN = {"backend_name", "module_path", "class_name", BY_ADDRESS}
+"""What SGLang reads of the same object and leaves in it (mem_cache/storage/backend_factory.py)."""
+
+
+@dataclass(frozen=True)
+class HiCacheSettings(LinkSettings):
+    """The settings of `LinkSettings`."""
+
+    PLACE: ClassVar[str] = "--hicache-storage-backend-extra-config"
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any]) -> Self:
+        """The store's settings in `extra`. Raises ConnectorRefused on an unknown key or value."""
+        return cls.of({key: value for key, value in extra.items() if key not in SGLANGS_OWN})
+
+
+def moves_by_address(extra: Mapping[str, Any]) -> bool:
+    """Whether SGLang will say where pages lie (interface v1), and not pass copies of them."""
+    return bool(extra.get(BY_ADDRESS, 0))
