@@ -1,10 +1,10 @@
-"""How a connector or a tier reaches the store: its settings in --kv-transfer-config."""
+"""How a connector or a tier reaches the store: its settings in an engine's flags."""
 
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import GONE_DIGEST_SETTINGS, StoreClient
@@ -21,6 +21,7 @@ log = logging.getLogger("vllm.kvstore")
 SaveScope = Literal["none", "prompt", "all"]
 RDMA = RdmaOptions()
 TOKEN_VARIABLE = "KVROUTER_STORE_TOKEN"  # the variable's name
+URL_MISSING = '"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"'
 DEPRECATED = {"check_puts", "digest_puts"}
 TYPES = {
     bool: "true or false",
@@ -35,23 +36,24 @@ class ConnectorRefused(KVStoreError, ValueError):
 
 
 @dataclass(frozen=True)
-class ConnectorSettings:
-    """What `kv_connector_extra_config` may hold for the connector, and the entry of a tier.
+class LinkSettings:
+    """What any engine may be told of the store that it uses.
 
+    PLACE: the flag that these settings are written in, for refusals.
     url: the store, kv://HOST:PORT, or kvs://HOST:PORT for TLS (required).
     transport: 'auto', 'shm', 'unix', 'tcp' or 'rdma'.
     dev_name, ib_port, link_type, hint_gid_index: of RDMA, as `RdmaOptions` says;
-        several devices take turns by cache group.
+        several devices take turns by cache group, or by rank.
     verify: check the digest of every loaded block.
     deadline_s: seconds within which each operation on the store ends.
-    save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
-        Left out: 'all', for kv_role kv_consumer 'none'.
     name: what the store lists this engine as. Left out: host and process id.
     token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
     ca_file, cert_file, key_file: for kvs://, as `ClientTls` says. Left out: what
         KVROUTER_STORE_CA_FILE, _CERT_FILE and _KEY_FILE of the environment say.
     model, weights_revision: what is served, where the files do not say it (see `weights`).
     """
+
+    PLACE: ClassVar[str] = "kv_connector_extra_config in --kv-transfer-config"
 
     url: str
     transport: TransportName = "auto"
@@ -61,7 +63,6 @@ class ConnectorSettings:
     hint_gid_index: int = RDMA.hint_gid_index
     verify: bool = True
     deadline_s: float = 2.0
-    save: SaveScope = "all"
     name: str = ""
     token: str = field(default="", repr=False)
     ca_file: str = ""
@@ -71,30 +72,35 @@ class ConnectorSettings:
     weights_revision: str = ""
 
     @classmethod
-    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
+    def of(cls, extra: Mapping[str, Any]) -> Self:
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
         known = {each.name: each.default for each in fields(cls)}
-        extra = _without_deprecated(extra)
-        for key in extra:
-            if key not in known:
-                raise refused(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
-        if not extra.get("url"):
-            raise refused('"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"')
-        values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
-        for key, value in values.items():
-            _check_type(key, value, known[key])
-        _one_of("save", values["save"], get_args(SaveScope))
-        _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
-        if values.get("deadline_s", 2.0) <= 0:
-            raise refused('"deadline_s" must be a positive number of seconds')
-        values["token"] = _token(values.get("token", ""))
-        settings = cls(**values)
         try:
-            native_context(parse_url(settings.url), settings.tls)
-            _ = settings.rdma_options
+            for key in extra:
+                if key not in known:
+                    raise ValueError(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
+            if not extra.get("url"):
+                raise ValueError(URL_MISSING)
+            for key, value in extra.items():
+                _check_type(key, value, known[key])
+            settings = cls(**{**extra, "token": _token(extra.get("token", ""))})
+            settings.check()
         except ValueError as error:
-            raise refused(str(error)) from None
+            raise cls.refused(str(error)) from None
         return settings
+
+    @classmethod
+    def refused(cls, text: str) -> ConnectorRefused:
+        """A setting that cannot be used."""
+        return ConnectorRefused(f"{cls.PLACE}: {text}")
+
+    def check(self) -> None:
+        """Raise ValueError where a value cannot be meant."""
+        one_of("transport", self.transport, get_args(TransportName))
+        if self.deadline_s <= 0:
+            raise ValueError('"deadline_s" must be a positive number of seconds')
+        native_context(parse_url(self.url), self.tls)
+        _ = self.rdma_options
 
     def client(self, name: str, turn: int = 0) -> StoreClient:
         """A client of the store, listed there under this name; of several RDMA devices with one.
@@ -113,7 +119,7 @@ class ConnectorSettings:
                 rdma=Initiator(self.rdma_options, turn),
             )
         except RdmaUnavailable as problem:
-            raise refused(f'"transport" is "rdma": {problem}') from problem
+            raise self.refused(f'"transport" is "rdma": {problem}') from problem
 
     def waiter(self, name: str) -> AsyncStoreClient:
         """A client that waits for landings, for the event loop that is running."""
@@ -139,6 +145,28 @@ class ConnectorSettings:
         )
 
 
+@dataclass(frozen=True)
+class ConnectorSettings(LinkSettings):
+    """What `kv_connector_extra_config` may hold for the connector, and the entry of a tier.
+
+    save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
+        Left out: 'all', for kv_role kv_consumer 'none'.
+    """
+
+    save: SaveScope = "all"
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
+        """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
+        scope = "none" if kv_role == "kv_consumer" else "all"
+        return cls.of({"save": scope, **_without_deprecated(extra)})
+
+    def check(self) -> None:
+        """Raise ValueError where a value cannot be meant."""
+        super().check()
+        one_of("save", self.save, get_args(SaveScope))
+
+
 def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The other settings. One line in the log reports those that have no effect any more."""
     if extra.keys() & DEPRECATED:
@@ -147,8 +175,15 @@ def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refused(text: str) -> ConnectorRefused:
-    """A setting that cannot be used."""
-    return ConnectorRefused(f"kv_connector_extra_config in --kv-transfer-config: {text}")
+    """A setting of vLLM's connector that cannot be used."""
+    return ConnectorSettings.refused(text)
+
+
+def one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise ValueError where a setting has a value that it may not have."""
+    if value not in allowed:
+        choices = ", ".join(map(str, allowed))
+        raise ValueError(f'"{key}" is {value!r}; use one of {choices}')
 
 
 def _token(given: str) -> str:
@@ -157,7 +192,7 @@ def _token(given: str) -> str:
         return check_token((given or os.environ.get(TOKEN_VARIABLE, "")).rstrip("\r\n"))
     except ValueError as error:
         source = '"token"' if given else TOKEN_VARIABLE
-        raise refused(f"{source} cannot be used: {error}") from None
+        raise ValueError(f"{source} cannot be used: {error}") from None
 
 
 def _check_type(key: str, value: object, default: object) -> None:
@@ -166,10 +201,4 @@ def _check_type(key: str, value: object, default: object) -> None:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return
     if type(value) is not wanted:
-        raise refused(f'"{key}" must be {TYPES[wanted]}')
-
-
-def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        choices = ", ".join(map(str, allowed))
-        raise refused(f'"{key}" is {value!r}; use one of {choices}')
+        raise ValueError(f'"{key}" must be {TYPES[wanted]}')

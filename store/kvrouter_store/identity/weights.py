@@ -21,3 +21,14 @@ def weights_digest(folder: Path) -> str:
             while chunk := file.read(1 << 20):
                 total.update(chunk)
     return total.hexdigest()
+
+
+def folder_revision(folder: Path) -> str:
+    """A digest over a local model's weights and options, or '' where `weights_digest` has none."""
+    weights = weights_digest(folder)
+    if not weights:
+        return ""
+    options = folder / "config.json"
+    return sha256(
+        f"{weights} {options.read_text() if options.exists() else ''}".encode()
+    ).hexdigest()

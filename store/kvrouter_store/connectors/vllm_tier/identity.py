@@ -8,14 +8,13 @@ file_mapper.py), and the weights besides.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout, Scalar
-from kvrouter_store.identity.weights import weights_digest
+from kvrouter_store.identity.weights import folder_revision
 
 HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chunk's last block
 NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes
@@ -106,13 +105,10 @@ def _revision(model: str, settings: ConnectorSettings) -> str:
     if settings.weights_revision:
         return settings.weights_revision
     folder = Path(model)
-    weights = weights_digest(folder) if folder.is_dir() else ""
-    if not weights:
+    revision = folder_revision(folder) if folder.is_dir() else ""
+    if not revision:
         raise ConnectorRefused(
             f"the weights of {model} have no revision that engines could compare; set "
             '"weights_revision" (such as the commit) in the tier\'s entry of "secondary_tiers"'
         )
-    options = folder / "config.json"
-    return sha256(
-        f"{weights} {options.read_text() if options.exists() else ''}".encode()
-    ).hexdigest()
+    return revision
