@@ -11,7 +11,9 @@ words 215), fairness by tokens (Python 100; words 130), both legs of what agents
 images, SGLang's events (Python 350, of which 20; words 95); discovery in Kubernetes and secrets
 from files (Python 1,100; words 560), CRC32C by aarch64's own instruction (C++ 30), quickstarts,
 troubleshooting, sizing, migration and security (words 5,700), Kubernetes manifests (words 1,000),
-a runbook of each alert (words 1,650), the promise of compatibility (words 700).
+a runbook of each alert (words 1,650), the promise of compatibility (words 700), an adapter of
+LMCache's server (Python 1,040, of which 36 let any engine's flags have the store's settings; words
+580).
 """
 
 from collections.abc import Callable, Iterable
@@ -101,7 +103,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 44_960),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 46_000),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_030),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
