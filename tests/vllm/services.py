@@ -108,13 +108,17 @@ class Service:
 
 
 def start_store(
-    folder: Path, memory: str = "256MiB", port: int | None = None, name: str = "store"
+    folder: Path,
+    memory: str = "256MiB",
+    port: int | None = None,
+    name: str = "store",
+    flags: Sequence[Any] = (),
 ) -> Service:
     """`kvrouter store`, ready."""
     port, http_port = port or free_port(), free_port()
     command = [
         *(sys.executable, "-m", "kvrouter", "store", "--host", "127.0.0.1"),
-        *("--port", port, "--http-port", http_port, "--memory", memory),
+        *("--port", port, "--http-port", http_port, "--memory", memory, *flags),
     ]
     service = Service.start(name, command, folder)
     service.address, service.url = f"127.0.0.1:{port}", f"kv://127.0.0.1:{port}"

@@ -68,6 +68,11 @@ class Lease:
         """Whether it is still held, as far as is known without asking."""
         return not self._released and self._channel.alive()
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be released."""
+        return self._released
+
     def view(self, index: int, part: int = 0, *, verify: bool = False) -> memoryview:
         """Read-only bytes of one part of block `index`: the pool itself where it is mapped.
 
@@ -89,7 +94,11 @@ class Lease:
         return view
 
     def release(self) -> bool:
-        """Give the lease back; True if it had been held throughout. Again: False."""
+        """Give the lease back; True if it had been held throughout. Again: False.
+
+        Also False where its connection was busy until the deadline. Then it is not `over`, and can
+        be released again.
+        """
         if self._released:
             return False
         self._released = True
@@ -105,6 +114,9 @@ class Lease:
             with self._executor.borrow(self._channel, deadline) as channel:
                 return channel.ask(FlagReply, deadline, _core.encode_release, self._lease_id).flag
         except StoreUnavailable:
+            if self._channel.usable:  # busy: nothing was asked
+                self._released = False
+                self._channel.leases += 1
             return False
 
     def _fetch(self, part: int, index: int) -> memoryview:

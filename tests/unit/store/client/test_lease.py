@@ -101,6 +101,23 @@ def test_what_a_client_had_leased_goes_with_it(
     assert other.match(MANIFEST, hashes).blocks == 0
 
 
+def test_a_lease_whose_connection_is_busy_is_released_later(
+    server: StoreServer, connect: Connect
+) -> None:
+    client = connect("tcp", deadline_s=0.2)
+    hashes = chain_of(2)
+    put_chain(client, MANIFEST, hashes)
+    lease = client.acquire(MANIFEST, hashes)
+    (channel,) = client.channels()
+    with channel.lock:  # as a long transfer holds it
+        assert lease.release() is False
+        assert not lease.over
+    assert server.stats()["leases"] == 1
+    assert lease.release() is True
+    assert lease.over
+    assert server.stats()["leases"] == 0
+
+
 def test_a_lease_is_on_all_parts_or_on_the_one_asked_for(
     server: StoreServer, client: StoreClient
 ) -> None:

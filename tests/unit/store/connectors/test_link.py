@@ -9,7 +9,8 @@ import pytest
 from tests.fakes.store_client import FakeClient, chain_of
 
 from kvrouter_store._core import BlockStatus
-from kvrouter_store.connectors.link import AWAY_S, HEARTBEAT_S, StoreLink
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.reach import AWAY_S, HEARTBEAT_S
 from kvrouter_store.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Unauthorized
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout

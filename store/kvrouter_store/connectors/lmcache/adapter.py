@@ -1,0 +1,273 @@
+"""The store as an L2 adapter of LMCache's multiprocess server: class KVStoreL2.
+
+    lmcache server --l2-adapter '{"type": "plugin", "class_name": "KVStoreL2",
+      "module_path": "kvrouter_store.connectors.lmcache",
+      "adapter_params": {"url": "kv://127.0.0.1:7400"}}'
+
+LMCache's controllers call it from two threads and never wait in a call (the contract is in
+lmcache/v1/distributed/l2_adapters/base.py). Objects go straight between LMCache's memory and the
+store, in threads of the adapter.
+"""
+
+import itertools
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.logging import init_logger
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.lease import Lease
+from kvrouter_store.connectors.lmcache.blobs import THERE, Blobs
+from kvrouter_store.connectors.lmcache.counts import Counts
+from kvrouter_store.connectors.lmcache.locks import Locks
+from kvrouter_store.connectors.lmcache.memory import ObjectMemory
+from kvrouter_store.connectors.lmcache.names import Manifests, ObjectKey, layout_of, name_of
+from kvrouter_store.connectors.lmcache.order import ChunkOrder
+from kvrouter_store.connectors.lmcache.runs import Blob
+from kvrouter_store.connectors.lmcache.settings import L2Settings
+from kvrouter_store.connectors.lmcache.tasks import Results, Workers
+from kvrouter_store.connectors.reach import Reach
+from kvrouter_store.errors import KVStoreError
+
+log = init_logger(__name__)
+R = TypeVar("R")
+NOTHING_STORED = L2StoreResult(False, 0)
+
+
+class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
+    """Keeps LMCache's objects in a store node. Without a reachable store LMCache goes on with L1.
+
+    params: what `L2Settings` says. l1_memory_desc: LMCache's L1MemoryDesc of its own memory.
+    Raises ConnectorRefused where the settings cannot be used. Owns threads, connections and
+    eventfds: close() ends them.
+    """
+
+    def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None, **_: Any) -> None:
+        super().__init__()
+        settings = L2Settings.of(params)
+        engine = settings.name or f"lmcache/{platform.node()}/{os.getpid()}"
+        memory = l1_memory_desc and ObjectMemory(l1_memory_desc.ptr, l1_memory_desc.size)
+        self._url = settings.url
+        self._reach = Reach(settings.client(engine), log, self._release_old)
+        self._blobs = Blobs(self._reach, memory or ObjectMemory(), ChunkOrder(), engine)
+        self._manifests = Manifests(settings.weights_revision)
+        self._locks: Locks[ObjectKey, Lease] = Locks(settings.lock_s)
+        self._over: deque[Lease] = deque()  # to be released
+        self._counts = Counts()
+        self._tasks = itertools.count(1)
+        self._stored: Results[L2StoreResult] = Results()
+        self._found: Results[Bitmap] = Results()
+        self._loaded: Results[Bitmap] = Results()
+        # A lookup waits for no transfer.
+        self._storing, self._finding, self._loading = (
+            Workers(settings.threads, f"kvstore-lmcache-{kind}")
+            for kind in ("store", "find", "load")
+        )
+        self._reach.start()
+
+    def get_store_event_fd(self) -> int:
+        """The eventfd that tells of results of stores."""
+        return self._stored.fd
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """The eventfd that tells of results of lookups."""
+        return self._found.fd
+
+    def get_load_event_fd(self) -> int:
+        """The eventfd that tells of results of loads."""
+        return self._loaded.fd
+
+    def submit_store_task(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> int:
+        """Store objects; the task's number."""
+        return self._submit(
+            self._storing, self._stored, NOTHING_STORED, lambda: self._store(keys, objects)
+        )
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """The results of stores since the last call, by task: failed where an object is missing."""
+        return self._stored.take_all()
+
+    def submit_lookup_and_lock_task(
+        self, keys: Sequence[ObjectKey], group_layout_descs: Mapping[int, Any]
+    ) -> int:
+        """Find objects, and lock those in the store's memory; the task's number.
+
+        group_layout_descs: LMCache's MemoryLayoutDesc of each object group.
+        """
+        return self._submit(
+            self._finding,
+            self._found,
+            Bitmap(len(keys)),
+            lambda: self._find(keys, group_layout_descs),
+        )
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """Which objects were found, once; None while the task runs."""
+        return self._found.take(task_id)
+
+    def submit_unlock(self, keys: Sequence[ObjectKey]) -> None:
+        """Unlock objects, which the store may evict then. Locks that are left over end in time."""
+        self._over.extend(self._locks.unlock(keys))
+        if self._over:
+            self._finding.submit(self._release)  # else the next sign of life does it
+
+    def submit_load_task(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> int:
+        """Load objects into the memory of these; the task's number."""
+        return self._submit(
+            self._loading, self._loaded, Bitmap(len(keys)), lambda: self._load(keys, objects)
+        )
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """Which objects came as they were stored, once; None while the task runs."""
+        return self._loaded.take(task_id)
+
+    def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Forget objects, also those of other servers, unless this one has them locked.
+
+        One line in the log tells where the store is away. It would end LMCache's thread to raise.
+        """
+        free = [key for key in keys if key not in self._locks]
+        if any(not self._manifests.all_of(key) for key in free):
+            listed = self._reach.operate(self._reach.client.manifests, [])
+            self._manifests.learn(each.manifest for each in listed)
+        wanted = [
+            (key, Blob(manifest, name_of(key)))
+            for key in free
+            for manifest in self._manifests.all_of(key)
+        ]
+        if not self._blobs.delete([blob for _, blob in wanted]):
+            log.warning("the store is away: %d objects are not deleted", len(free))
+            return
+        # Also those that the store has evicted itself: LMCache counts them until it is told.
+        sizes = {key: blob.manifest.block_bytes for key, blob in wanted}
+        self._notify_keys_deleted(list(sizes), list(sizes.values()))
+
+    def get_usage(self) -> AdapterUsage:
+        """The store's own memory, by its last sign of life; by salt what this server has stored."""
+        latest, own = self._reach.latest, super().get_usage()
+        return AdapterUsage(
+            total_bytes_used=latest.get("used_bytes", 0),
+            total_capacity_bytes=latest.get("pool_bytes", 0),
+            bytes_by_cache_salt=own.bytes_by_cache_salt,
+        )
+
+    def report_status(self) -> dict[str, Any]:
+        """What LMCache's /status shows. LMCache is healthy without the store: it goes on."""
+        return {
+            "is_healthy": True,
+            "type": type(self).__name__,
+            "url": self._url,
+            "store": "away" if self._reach.away else "there" if self._reach.latest else "not seen",
+            "transport": self._reach.client.transport,
+            "leases": len(self._locks),
+            "locks_expired": self._locks.expired,
+            **self._counts.as_dict(),
+        }
+
+    def close(self) -> None:
+        """End threads, connections and locks; what runs ends first. Idempotent."""
+        for workers in (self._storing, self._finding, self._loading):
+            workers.close()
+        self._reach.close()
+        for results in (self._stored, self._found, self._loaded):
+            results.close()
+
+    def _submit(
+        self, workers: Workers, results: Results[R], failed: R, work: Callable[[], R]
+    ) -> int:
+        """Have it done in a thread; `failed` is the result where that is not possible."""
+        task = next(self._tasks)
+
+        def run() -> None:
+            result = failed
+            try:
+                result = work()
+            except Exception:
+                self._counts.add("tasks_failed")
+                log.exception("a task failed")
+            results.put(task, result)
+
+        if not workers.submit(run):
+            self._counts.add("tasks_refused")
+            results.put(task, failed)
+        return task
+
+    def _store(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> L2StoreResult:
+        blobs = self._placed(keys, objects)
+        statuses = self._blobs.put(blobs)
+        new = [place for place, status in enumerate(statuses) if status is BlockStatus.STORED]
+        there = sum(status in THERE for status in statuses)
+        sizes = [blobs[place].manifest.block_bytes for place in new]
+        self._counts.add("objects_stored", len(new))
+        self._counts.add("objects_not_stored", len(keys) - there)
+        self._notify_keys_stored([keys[place] for place in new], sizes)
+        return L2StoreResult(there == len(keys), sum(sizes))
+
+    def _find(self, keys: Sequence[ObjectKey], layouts: Mapping[int, Any]) -> Bitmap:
+        known = {number: layout_of(desc.shapes, desc.dtypes) for number, desc in layouts.items()}
+        asked: list[int] = []
+        blobs: list[Blob] = []
+        for place, key in enumerate(keys):
+            layout = known.get(key.object_group_id)
+            # LMCache's own check of adapters says no layouts.
+            manifests = [self._manifests.of(key, layout)] if layout else self._manifests.all_of(key)
+            if manifests:
+                asked.append(place)
+                blobs.append(Blob(manifests[0], name_of(key)))
+
+        def keep(lease: Lease, places: list[int]) -> None:
+            self._locks.add(lease, [keys[asked[at]] for at in places])
+
+        here = [asked[at] for at in self._blobs.find(blobs, keep)]
+        bitmap = Bitmap(len(keys))
+        for place in here:
+            bitmap.set(place)
+        self._counts.add("objects_looked_up", len(keys))
+        self._counts.add("objects_found", len(here))
+        self._notify_keys_accessed([keys[place] for place in here])
+        return bitmap
+
+    def _load(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> Bitmap:
+        bitmap = Bitmap(len(keys))
+        statuses = self._blobs.get(self._placed(keys, objects))
+        for place, status in enumerate(statuses):
+            if status is BlockStatus.OK:
+                bitmap.set(place)
+        came, corrupt = statuses.count(BlockStatus.OK), statuses.count(BlockStatus.CORRUPT)
+        self._counts.add("objects_loaded", came)
+        self._counts.add("objects_not_loaded", len(keys) - came)
+        self._counts.add("objects_corrupt", corrupt)
+        if corrupt:
+            log.warning("%d objects were corrupt and left the store", corrupt)
+        return bitmap
+
+    def _placed(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> list[Blob]:
+        blobs = []
+        for key, memory in zip(keys, objects, strict=True):
+            about = memory.metadata
+            layout = layout_of(about.shapes or [about.shape], about.dtypes or [about.dtype])
+            if layout.size_bytes != memory.get_size():  # LMCache's serde has made it shorter
+                raise ValueError(f"{memory.get_size()} bytes are not {layout.text}")
+            manifest = self._manifests.of(key, layout)
+            blobs.append(Blob(manifest, name_of(key), memory.data_ptr))
+        return blobs
+
+    def _release(self) -> None:
+        """Give back the leases of which nothing is locked any more."""
+        for _ in range(len(self._over)):
+            try:
+                lease = self._over.popleft()
+                if not lease.release() and not lease.over:  # its connection was busy
+                    self._over.append(lease)
+            except (IndexError, KVStoreError):  # another thread took it, or it ended by itself
+                continue
+
+    def _release_old(self) -> None:
+        self._over.extend(self._locks.take_expired())
+        self._release()

@@ -1,0 +1,168 @@
+"""Blobs of several manifests in the store: put, found and leased, got. Imports no LMCache.
+
+Nothing raises for an absent store: nothing is there then.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.lease import Lease
+from kvrouter_store.client.results import Match
+from kvrouter_store.connectors.lmcache.memory import ObjectMemory
+from kvrouter_store.connectors.lmcache.order import ChunkOrder
+from kvrouter_store.connectors.lmcache.runs import Blob, Run, runs_of
+from kvrouter_store.connectors.reach import Reach
+from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
+
+PART = 0
+IN_MEMORY = 0  # the tier of a Place
+THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
+Keep = Callable[[Lease, list[int]], None]
+"""Takes over a lease, on the blobs at these places."""
+
+
+@dataclass(eq=False)
+class Blobs:
+    """The blobs that a store has. Safe in threads.
+
+    order: which blob follows which; `find` adds to it, `put` tells the store.
+    engine: the name under which the store lists manifests that are put or found.
+    """
+
+    reach: Reach
+    memory: ObjectMemory
+    order: ChunkOrder
+    engine: str
+    _introduced: set[bytes] = field(default_factory=set)
+
+    def put(self, blobs: Sequence[Blob]) -> list[BlockStatus]:
+        """Store blobs; what the store has is not sent again.
+
+        A status for each, as in `PutResult`; MISSING where the store is away or refused.
+        """
+        statuses = [BlockStatus.EXISTS] * len(blobs)
+        for run in runs_of(blobs):
+            self._introduce(run.manifest)
+            for missing in run.cut(self._held(run), False):
+                for chain in self._chains(missing):
+                    for place, status in zip(chain.places, self._put(chain), strict=True):
+                        statuses[place] = status
+        return statuses
+
+    def find(self, blobs: Sequence[Blob], keep: Keep) -> list[int]:
+        """The places of blobs that the store has. `keep` gets leases on those in its memory.
+
+        A blob on the store's disk stays there without a lease.
+        """
+        found: list[int] = []
+
+        def take(run: Run) -> int:
+            blocks = self._lease(run, keep)
+            found.extend(run.places[:blocks])
+            return blocks
+
+        for run in runs_of(blobs):
+            self._introduce(run.manifest)
+            self.order.learn([blob.name for blob in run.blobs])
+            self._over_gaps(run, take)
+        return found
+
+    def get(self, blobs: Sequence[Blob]) -> list[BlockStatus]:
+        """Load blobs to their addresses, each checked against its digest: OK, MISSING or CORRUPT.
+
+        The memory of a blob that is not OK holds anything. A corrupt one leaves the store.
+        """
+        statuses = [BlockStatus.MISSING] * len(blobs)
+
+        def load(run: Run) -> int:
+            came = self._get(run)
+            for place, status in zip(run.places, came, strict=True):
+                statuses[place] = status
+            return next((k for k, s in enumerate(came) if s is BlockStatus.MISSING), len(came))
+
+        for run in runs_of(blobs):
+            self._over_gaps(run, load)
+        return statuses
+
+    def delete(self, blobs: Sequence[Blob]) -> bool:
+        """Forget blobs. False where the store is away: it may have them still."""
+        return all(self._delete(run) for run in runs_of(blobs))
+
+    def _over_gaps(self, run: Run, act: Callable[[Run], int]) -> None:
+        """Act on a run, and again on each run beyond the first blob that was not there.
+
+        act: returns how many leading blobs were there.
+        """
+        rest = run.part(act(run) + 1)
+        if len(rest):
+            for further in rest.cut(self._held(rest), True):
+                act(further)
+
+    def _introduce(self, manifest: Manifest) -> None:
+        """Have the store list it, once; the client does so again with each connection."""
+        if manifest.digest in self._introduced:
+            return
+        register = self.reach.client.register
+        if self.reach.operate(lambda: register(manifest, self.engine), None) is not None:
+            self._introduced.add(manifest.digest)
+
+    def _held(self, run: Run) -> list[bool]:
+        nothing = [False] * len(run)
+        return self.reach.operate(lambda: self.reach.client.held(run.manifest, run.names), nothing)
+
+    def _delete(self, run: Run) -> bool:
+        client = self.reach.client
+        deleted = self.reach.operate(lambda: client.delete(run.manifest, run.names), None)
+        return deleted is not None
+
+    def _chains(self, run: Run) -> Iterator[Run]:
+        """The run, cut where a blob does not follow the one before it."""
+        starts = [
+            k
+            for k, blob in enumerate(run.blobs)
+            if not k or self.order.before(blob.name) != run.blobs[k - 1].name
+        ]
+        for first, stop in zip(starts, [*starts[1:], len(run)], strict=True):
+            yield run.part(first, stop)
+
+    def _put(self, run: Run) -> list[BlockStatus]:
+        parent = self.order.before(run.blobs[0].name) or b""
+        first = len(parent) // HASH_BYTES
+        span = range(first, first + len(run))
+        segments, indices = self._place(run)
+        chain, client = parent + run.names, self.reach.client
+        put = self.reach.operate(
+            lambda: client.put(run.manifest, PART, chain, span, segments, indices), None
+        )
+        return list(put.statuses) if put else [BlockStatus.MISSING] * len(run)
+
+    def _lease(self, run: Run, keep: Keep) -> int:
+        """How many leading blobs are there. A lease is taken on those in memory.
+
+        Not on all: a lease would bring the others from the disk, which LMCache may never ask for.
+        """
+        client, names = self.reach.client, run.names
+        match = self.reach.operate(lambda: client.match(run.manifest, names), Match(0))
+        here = next((place.blocks for place in match.places if place.tier == IN_MEMORY), 0)
+        if not here:
+            return match.blocks
+        leading = names[: here * HASH_BYTES]
+        lease = self.reach.operate(lambda: client.acquire(run.manifest, leading), None)
+        if lease is None:
+            return match.blocks
+        if lease.blocks:
+            keep(lease, run.places[: lease.blocks])
+        return match.blocks if lease.blocks == here else lease.blocks
+
+    def _get(self, run: Run) -> list[BlockStatus]:
+        segments, indices = self._place(run)
+        client, span = self.reach.client, range(len(run))
+        return self.reach.operate(
+            lambda: client.get_into(run.manifest, PART, run.names, span, segments, indices),
+            [BlockStatus.MISSING] * len(run),
+        )
+
+    def _place(self, run: Run) -> tuple[Segments, list[int]]:
+        return self.memory.place([blob.address for blob in run.blobs], run.manifest.block_bytes)
