@@ -13,8 +13,8 @@ from files (Python 1,100; words 560), CRC32C by aarch64's own instruction (C++ 3
 troubleshooting, sizing, migration and security (words 5,700), Kubernetes manifests (words 1,000),
 a runbook of each alert (words 1,650), the promise of compatibility (words 700), kubeconfigs read
 without a package of 70 MB that leaks secrets and processes (Python 600); SGLang's HiCache
-over the store (Python 580; words 500); an adapter of LMCache's server (Python 1,040, of which 36 let
-any engine's flags have the store's settings; words 580).
+over the store (Python 580; words 500); an adapter of LMCache's server (Python 1,040, of which 36
+let any engine's flags have the store's settings; words 580).
 """
 
 from collections.abc import Callable, Iterable
