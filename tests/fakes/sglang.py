@@ -21,7 +21,7 @@ BACKEND = "kvrouter_store.connectors.sglang.backend"
 class Tensor:
     """Flat bytes that a pool hands out."""
 
-    def __init__(self, data: bytes, *, contiguous: bool = True) -> None:
+    def __init__(self, data: bytes | bytearray, *, contiguous: bool = True) -> None:
         self.data = bytearray(data)
         self._contiguous = contiguous
 

@@ -176,7 +176,8 @@ class Commands:
         self._engines[name].backend.clear()
 
     def stats(self, name: str) -> dict[str, Any]:
-        return vars(self._engines[name].backend.get_stats())
+        found: dict[str, Any] = vars(self._engines[name].backend.get_stats())
+        return found
 
     def close(self, name: str) -> None:
         self._engines.pop(name).backend.close()

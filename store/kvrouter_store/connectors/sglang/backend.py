@@ -40,6 +40,7 @@ from kvrouter_store.identity.block import Manifest
 log = logging.getLogger("sglang.kvstore")
 
 KV_POOL = "kv"  # PoolName.KV, of models that have one pool
+MOST_COMPLAINTS = 16
 
 
 class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
@@ -144,7 +145,8 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many pages can be loaded, up to the first that cannot."""
-        return self._shelf.leading(keys) if self._shelf is not None else 0
+        shelf = self._shelf
+        return shelf.leading(keys) if shelf is not None else 0
 
     def clear(self) -> None:
         """Name pages otherwise from now on: what was stored is not loaded again by this engine.
@@ -192,7 +194,8 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         if not sum(sizes):
             raise ConnectorRefused(
                 f"KVStoreHiCache cannot take pages of {type(pool).__name__} in the layout "
-                f"{pool.layout} ({why}); set --hicache-mem-layout page_first"
+                f"{pool.layout} ({why}); set --hicache-mem-layout page_first, or leave "
+                "--hicache-storage-backend out"
             )
         return sizes
 
@@ -200,58 +203,60 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         """Where pages are in SGLang's host memory; None where that cannot be."""
         pool = self.mem_pool_host
         if not self._by_address:
-            return self._complain('SGLang uses interface v1; set "interface_v1": 1')
+            return self._nowhere('SGLang uses interface v1; set "interface_v1": 1')
         if len(host_indices) != len(keys) * pool.page_size:
-            return self._complain(f"{len(host_indices)} indices for {len(keys)} pages")
+            return self._nowhere(f"{len(host_indices)} indices for {len(keys)} pages")
         return self._pages(keys, *pool.get_page_buffer_meta(host_indices))
 
     def _in_tensors(self, keys: Sequence[str], tensors: Sequence[Any]) -> Pages | None:
         """Where pages are that SGLang passed as tensors; None where that cannot be."""
         if self._by_address:
-            return self._complain('SGLang does not use interface v1; leave "interface_v1" out')
+            return self._nowhere('SGLang does not use interface v1; leave "interface_v1" out')
         if len(tensors) != len(keys) or not all(one.is_contiguous() for one in tensors):
-            return self._complain(f"{len(tensors)} tensors for {len(keys)} pages, or in pieces")
+            return self._nowhere(f"{len(tensors)} tensors for {len(keys)} pages, or in pieces")
         sizes = [one.numel() * one.element_size() for one in tensors]
         return self._pages(keys, [one.data_ptr() for one in tensors], sizes)
 
     def _pages(
         self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]
     ) -> Pages | None:
-        if self._shelf is None or not keys:
+        shelf = self._shelf
+        if shelf is None or not keys:
             return None
         try:
-            return pages_at(addresses, sizes, len(keys), self._shelf.page_bytes)
+            return pages_at(addresses, sizes, len(keys), shelf.page_bytes)
         except ValueError as error:
-            return self._complain(str(error))
+            return self._nowhere(str(error))
 
-    def _complain(self, why: str) -> None:
-        """Log once what stops pages from being moved."""
-        if why not in self._complaints:
+    def _nowhere(self, why: str) -> Pages | None:
+        """None, after it has logged once what stops pages from being moved."""
+        if why not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
             self._complaints.add(why)
             log.error("pages are neither stored nor loaded: %s", why)
+        return None
 
     def _get(self, keys: Sequence[str], pages: Pages | None) -> list[bool]:
-        if self._shelf is None or pages is None:
+        shelf, begun = self._shelf, time.monotonic()
+        if shelf is None or pages is None:
             return [False] * len(keys)
-        begun = time.monotonic()
-        came = self._shelf.get(keys, pages)
-        self._count("prefetch", came.count(True), begun)
+        came = shelf.get(keys, pages)
+        self._count("prefetch", came.count(True), shelf.page_bytes, begun)
         return came
 
     def _set(self, keys: Sequence[str], before: Sequence[str], pages: Pages | None) -> list[bool]:
         if not self._config.is_storage_writer:
             return [True] * len(keys)  # another rank stores them
-        if self._shelf is None or pages is None:
+        shelf, begun = self._shelf, time.monotonic()
+        if shelf is None or pages is None:
             return [False] * len(keys)
-        begun = time.monotonic()
-        there = self._shelf.put(keys, before, pages)
-        self._count("backup", there.count(True), begun)
+        there = shelf.put(keys, before, pages)
+        self._count("backup", there.count(True), shelf.page_bytes, begun)
         return there
 
-    def _count(self, what: str, pages: int, begun: float) -> None:
-        metrics, shelf = self._metrics, self._shelf
-        if metrics is None or shelf is None or not pages:
-            return
-        gigabytes = pages * shelf.page_bytes / 1e9
-        getattr(metrics, f"{what}_pgs").append(pages)
-        getattr(metrics, f"{what}_bandwidth").append(gigabytes / (time.monotonic() - begun))
+    def _count(self, what: str, pages: int, page_bytes: int, begun: float) -> None:
+        """Note a transfer for SGLang's metrics, which take pages and GB/s."""
+        metrics = self._metrics
+        if metrics is not None and pages:
+            rate = pages * page_bytes / 1e9 / max(time.monotonic() - begun, 1e-9)
+            getattr(metrics, f"{what}_pgs").append(pages)
+            getattr(metrics, f"{what}_bandwidth").append(rate)
