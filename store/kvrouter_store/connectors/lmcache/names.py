@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvrouter_store.identity.blob import blob_manifest, blob_name
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.layout import Scalar
 
 DIALECT = "lmcache"
 
@@ -100,7 +101,7 @@ class Manifests:
 
     def _made(self, group: tuple[str, int, int], layout: ObjectLayout) -> Manifest:
         model, kv_rank, object_group = group
-        fields = {
+        fields: dict[str, Scalar] = {
             "kv_rank": kv_rank,
             "layout": layout.text,
             "object_group": object_group,
