@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,19 @@ async def test_a_program_may_make_a_client_certificate_and_no_file_is_left(
     await settled(lambda: descriptors() <= before)
 
 
+@contextmanager
+def stdin_of_a_pipe() -> Iterator[None]:
+    """Under pytest it is /dev/null."""
+    saved, ends = os.dup(0), os.pipe()
+    os.dup2(ends[0], 0)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 0)
+        for each in (saved, *ends):
+            os.close(each)
+
+
 def descriptors() -> set[str]:
     """Pipes and files in memory that this process holds."""
     found = set()
@@ -161,7 +176,8 @@ async def test_a_program_is_told_what_it_needs_and_nothing_of_the_routers(
     said["clusters"][0]["cluster"] |= {"extensions": [extension], "tls-server-name": "kube"}
     path.write_text(json.dumps(said))
     place.environment |= {"HOME": "/nonexistent", "KVROUTER_ADMIN_TOKEN": "of-the-router"}
-    await place.find(path)
+    with stdin_of_a_pipe():
+        await place.find(path)
     got = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
     assert (got["PROFILE"], got["HOME"]) == ("a b", "/nonexistent")
     assert "KVROUTER_ADMIN_TOKEN" not in got
@@ -190,6 +206,20 @@ async def test_a_program_and_what_it_started_are_killed_at_the_deadline(
             await place.find(path, program_s=1)
         await held.until(b"begun\n")
         await held.until(b"begun\n", let_go=True)
+
+
+async def test_what_a_program_left_behind_in_another_session_holds_no_descriptor(
+    place: Place, tmp_path: Path
+) -> None:
+    left = tmp_path / "left"
+    path = place.script(f"setsid sh -c 'echo $$ > {left}; exec sleep 1000'")
+    before = descriptors()
+    try:
+        with pytest.raises(ApiFailed, match="it does not end within 1 s"):
+            await place.find(path, program_s=1)
+        await settled(lambda: descriptors() <= before)
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 async def test_a_program_whose_caller_is_cancelled_is_killed(place: Place, tmp_path: Path) -> None:
