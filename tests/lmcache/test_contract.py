@@ -32,7 +32,7 @@ def small(tmp_path: Path) -> Iterator[Service]:
 def test_lmcaches_own_check_of_adapters_passes(
     lmcache_python: Path, environment: dict[str, str], store: Service
 ) -> None:
-    command = [lmcache_python, "-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter"]
+    command = [str(lmcache_python), "-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter"]
     done = subprocess.run(
         [*command, "--num-keys", "7", "--l2-adapter", json.dumps(plugin(url=store.url))],
         env=environment,

@@ -137,7 +137,7 @@ def fleet(
             start_engine(server, str(core), *given, folder) for core, server in enumerate(servers)
         ]
         with running(engines):
-            yield Fleet(store, *servers, cleanup)
+            yield Fleet(store, servers[0], servers[1], cleanup)
 
 
 def test_an_engine_takes_what_another_computed_from_the_store_and_says_the_same(

@@ -134,7 +134,7 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         """
         free = [key for key in keys if key not in self._locks]
         if any(not self._manifests.all_of(key) for key in free):
-            listed = self._reach.operate(self._reach.client.manifests, [])
+            listed = self._reach.operate(self._reach.client.manifests, None) or []
             self._manifests.learn(each.manifest for each in listed)
         wanted = [
             (key, Blob(manifest, name_of(key)))

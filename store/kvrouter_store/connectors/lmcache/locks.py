@@ -8,11 +8,11 @@ unlocked, at the latest after a time. Decides only: the caller releases.
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K")  # hashable
 L = TypeVar("L")
 
 
