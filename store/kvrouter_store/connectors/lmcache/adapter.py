@@ -23,7 +23,6 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.lease import Lease
-from kvrouter_store.client.results import RegisteredManifest
 from kvrouter_store.connectors.lmcache.blobs import THERE, Blobs
 from kvrouter_store.connectors.lmcache.counts import Counts
 from kvrouter_store.connectors.lmcache.locks import Locks
@@ -135,8 +134,7 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         """
         free = [key for key in keys if key not in self._locks]
         if any(not self._manifests.all_of(key) for key in free):
-            nothing: list[RegisteredManifest] = []
-            listed = self._reach.operate(self._reach.client.manifests, nothing)
+            listed = self._reach.operate(self._reach.client.manifests, None) or []
             self._manifests.learn(each.manifest for each in listed)
         wanted = [
             (key, Blob(manifest, name_of(key)))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from kvrouter_store.identity.blob import blob_manifest, blob_name
 from kvrouter_store.identity.block import Manifest
-from kvrouter_store.identity.layout import Scalar
 
 DIALECT = "lmcache"
 
@@ -101,10 +100,14 @@ class Manifests:
 
     def _made(self, group: tuple[str, int, int], layout: ObjectLayout) -> Manifest:
         model, kv_rank, object_group = group
-        fields: dict[str, Scalar] = {
-            "kv_rank": kv_rank,
-            "layout": layout.text,
-            "object_group": object_group,
-            "weights_revision": self._revision,
-        }
-        return blob_manifest(DIALECT, model, layout.size_bytes, fields)
+        return blob_manifest(
+            DIALECT,
+            model,
+            layout.size_bytes,
+            {
+                "kv_rank": kv_rank,
+                "layout": layout.text,
+                "object_group": object_group,
+                "weights_revision": self._revision,
+            },
+        )
