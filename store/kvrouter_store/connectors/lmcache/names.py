@@ -100,14 +100,7 @@ class Manifests:
 
     def _made(self, group: tuple[str, int, int], layout: ObjectLayout) -> Manifest:
         model, kv_rank, object_group = group
-        return blob_manifest(
-            DIALECT,
-            model,
-            layout.size_bytes,
-            {
-                "kv_rank": kv_rank,
-                "layout": layout.text,
-                "object_group": object_group,
-                "weights_revision": self._revision,
-            },
-        )
+        of = DIALECT, model, layout.size_bytes
+        fields = {"kv_rank": kv_rank, "object_group": object_group}
+        texts = {"layout": layout.text, "weights_revision": self._revision}
+        return blob_manifest(*of, {**fields, **texts})
