@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,10 +102,22 @@ def test_pages_that_sglang_passes_as_copies_come_as_they_were(layout: str, start
     assert not writer.set(KEYS[0])
 
 
+class OnePiece(HostPool):
+    """Pages in one piece, as a copy of them is."""
+
+    def get_page_buffer_meta(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        addresses, sizes = super().get_page_buffer_meta(indices)
+        return addresses[::2], sizes[::2]
+
+    def get_dummy_flat_data_page(self) -> Tensor:
+        return Tensor(bytes(self.layer_num * self.page_size * self.token_bytes))
+
+
 def test_copies_and_pages_in_place_are_never_mistaken_for_each_other(start: Open) -> None:
-    pool = HostPool("layer_first")
-    in_place, flat = start(pool), start(HostPool("layer_first"), extra={})
+    pool = OnePiece()
+    in_place, flat = start(pool), start(OnePiece(), extra={})
     assert put(in_place, pool, KEYS) == [True] * 6
+    assert start(OnePiece()).batch_exists(KEYS) == 6
     assert flat.batch_exists(KEYS) == 0
 
 
