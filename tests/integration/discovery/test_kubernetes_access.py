@@ -277,7 +277,7 @@ async def test_what_a_proxy_does_is_told_without_its_password(
     assert PASSWORD not in told + caplog.text
 
 
-@pytest.mark.parametrize("place", ["127.0.0.1:1", "127.0.0.1:x", "[::1", "a b:1"])
+@pytest.mark.parametrize("place", ["127.0.0.1:1", "127.0.0.1:x", "[::1", "a b:1", "xn--é:1"])
 async def test_a_proxy_that_cannot_be_is_told_without_its_password(
     server: KubernetesServer, authority: Authority, tmp_path: Path, place: str
 ) -> None:
