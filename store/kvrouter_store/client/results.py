@@ -9,6 +9,9 @@ from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply, Statuses
 from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.block import Manifest
 
+THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)
+"""Statuses of a put after which the block is in the store, or soon: BUSY, another stores it now."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredManifest:

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from kvrouter_store._core import BlockStatus, Segments
-from kvrouter_store.client.results import PutResult
+from kvrouter_store.client.results import THERE, PutResult
 from kvrouter_store.errors import DeadlineExceeded, StoreClosed
 from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.tensors.base import Copier, CopyFailed, NoRoom, Staging
 from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
-
-THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
 
 
 class Link(Protocol):

@@ -23,7 +23,8 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.lease import Lease
-from kvrouter_store.connectors.lmcache.blobs import THERE, Blobs
+from kvrouter_store.client.results import THERE
+from kvrouter_store.connectors.lmcache.blobs import Blobs
 from kvrouter_store.connectors.lmcache.counts import Counts
 from kvrouter_store.connectors.lmcache.locks import Locks
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory

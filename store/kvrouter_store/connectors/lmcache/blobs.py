@@ -18,7 +18,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 PART = 0
 IN_MEMORY = 0  # the tier of a Place
-THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
 Keep = Callable[[Lease, list[int]], None]
 """Takes over a lease, on the blobs at these places."""
 

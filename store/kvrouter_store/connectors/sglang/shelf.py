@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.batches import questions
+from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.sglang.names import names_of
 from kvrouter_store.connectors.sglang.pages import Pages
@@ -14,7 +15,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 log = logging.getLogger("sglang.kvstore")
 
 PART = 0
-THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
 
 
 @dataclass(eq=False)

@@ -30,6 +30,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.landings import Landings
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.settings import ConnectorSettings
@@ -43,7 +44,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 log = logging.getLogger("vllm.kvstore")
 
 THREADS = 4
-THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
 PART = 0
 
 
