@@ -233,6 +233,27 @@ async def test_a_program_whose_caller_is_cancelled_is_killed(place: Place, tmp_p
     await asyncio.gather(asked, return_exceptions=True)
 
 
+async def test_a_program_whose_caller_is_cancelled_while_it_starts_is_killed(
+    place: Place, tmp_path: Path
+) -> None:
+    held = Held(tmp_path)
+    path = place.script(f"exec 9>{held.path}; sleep 1000 & echo begun >&9; wait")
+    with held:
+        asked = asyncio.create_task(place.find(path))
+        await settled(lambda: bool(children()))
+        with held.path.open("rb") as pipe:  # the event loop stands still meanwhile
+            assert pipe.readline() == b"begun\n"
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await held.until(b"", let_go=True)
+
+
+def children() -> list[str]:
+    """Process ids of what this thread has started and not yet reaped."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
 class Held:
     """A pipe with a name, which processes hold until they have ended."""
 

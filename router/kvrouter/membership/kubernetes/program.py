@@ -119,10 +119,11 @@ class _Output(asyncio.SubprocessProtocol):
             self.ended.set_result(None)
 
 
-async def _output(command: list[str], environment: dict[str, str], deadline_s: float) -> bytes:
-    """What a command writes; it and what it started are killed unless it ends in time with 0."""
-    try:
-        transport, output = await asyncio.get_running_loop().subprocess_exec(
+async def _start(
+    command: list[str], environment: dict[str, str]
+) -> tuple[asyncio.SubprocessTransport, _Output]:
+    starting = asyncio.create_task(
+        asyncio.get_running_loop().subprocess_exec(
             _Output,
             *command,
             stdin=DEVNULL,
@@ -131,16 +132,35 @@ async def _output(command: list[str], environment: dict[str, str], deadline_s: f
             env=environment,
             start_new_session=True,
         )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A cancelled subprocess_exec kills the process, but not what that has started by then.
+        with suppress(OSError, ValueError):
+            transport, _ = await starting
+            _kill(transport)
+            transport.close()
+        raise
     except OSError as error:
         raise ApiFailed(f"{reason_of(error)}; install it") from None
     except ValueError:
         raise ApiFailed("an argument or a variable of it cannot be passed") from None
+
+
+def _kill(transport: asyncio.SubprocessTransport) -> None:
+    with suppress(OSError):  # it may have ended, or be another user's
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+
+
+async def _output(command: list[str], environment: dict[str, str], deadline_s: float) -> bytes:
+    """What a command writes; it and what it started are killed unless it ends in time with 0."""
+    transport, output = await _start(command, environment)
     try:
         async with asyncio.timeout(deadline_s):
             await output.ended
     except BaseException as error:
-        with suppress(OSError):  # it may have ended, or be another user's
-            os.killpg(transport.get_pid(), signal.SIGKILL)
+        _kill(transport)
         if isinstance(error, TimeoutError):
             raise ApiFailed(f"it does not end within {deadline_s:g} s") from None
         raise
