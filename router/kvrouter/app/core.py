@@ -19,7 +19,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter.prefix.store_view import StoreView
+from kvrouter.prefix.stores.node import NodeView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.retries import Retries
@@ -28,6 +28,7 @@ from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.prefix.stores.base import StoreView
 
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer within it is away, until it can be connected again."""
@@ -106,7 +107,7 @@ def make_core(settings: RouterSettings) -> Core:
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
         store_client=store_client,
-        store=StoreView(store_client) if store_client is not None else None,
+        store=NodeView(store_client) if store_client is not None else None,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),

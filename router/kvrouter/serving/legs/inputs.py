@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.prefix.store_view import StoreView
+    from kvrouter.prefix.stores.base import StoreView
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.serving.request.context import PromptFacts, RequestContext
     from kvrouter.telemetry.metrics import Metrics

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Engine, HashDomain
-from kvrouter.prefix.store_view import LandingOutcome, LandingResult, StoreView
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, StoreView
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.inputs import hash_prompt
 from kvrouter.serving.request.context import AwaitedLanding, RequestContext

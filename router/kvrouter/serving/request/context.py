@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.openai.request import UNREAD, Request
-from kvrouter.prefix.store_view import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
 from kvrouter.serving.request.route_headers import route_lines
 
 if TYPE_CHECKING:

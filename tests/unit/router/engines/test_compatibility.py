@@ -2,7 +2,7 @@
 
 import pytest
 from tests.unit.router.conftest import Clock, joined
-from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore, view_of
+from tests.unit.router.prefix.stores.test_node import MANIFEST, NAME, FakeStore, view_of
 
 from kvrouter.engines.compatibility import CompatibilityMonitor
 from kvrouter.engines.engine import Engine, Identity, Role

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.router.conftest import Clock
 
-from kvrouter.prefix.store_view import RELOAD_INTERVAL_S, LandingOutcome, StoreView
+from kvrouter.prefix.stores.base import LandingOutcome
+from kvrouter.prefix.stores.node import RELOAD_INTERVAL_S, NodeView
 from kvrouter_store.client.results import Match, RegisteredManifest
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
@@ -72,8 +73,8 @@ class FakeStore:
         return FakeWaited(landed, self.blocks, FakeLease() if landed and lease else None)
 
 
-def view_of(store: FakeStore, clock: Clock) -> StoreView:
-    return StoreView(store, clock)  # type: ignore[arg-type]
+def view_of(store: FakeStore, clock: Clock) -> NodeView:
+    return NodeView(store, clock)  # type: ignore[arg-type]
 
 
 async def test_a_match_is_what_the_store_says(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The store as the router sees it: matches, landings and manifests.
+"""A store node as the router sees it: matches, landings and manifests.
 
 A store that is unreachable or slow raises nothing here: the request goes on without reuse.
 """
@@ -10,12 +10,12 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.compatibility import digests_differ
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.groups import landed, loadable
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
@@ -33,26 +33,8 @@ RELOAD_INTERVAL_S: Final = 0.1
 log = logging.getLogger(__name__)
 
 
-class LandingOutcome(StrEnum):
-    """How the wait for a landing ended."""
-
-    LANDED = "landed"
-    TIMEOUT = "timeout"
-    STORE_AWAY = "store_away"
-    UNKNOWN_MANIFEST = "unknown_manifest"
-
-
-@dataclass(frozen=True, slots=True)
-class LandingResult:
-    """The end of a wait."""
-
-    outcome: LandingOutcome
-    blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
-    lease: Leases | None = None  # on them; its owner must release it
-
-
 @dataclass(eq=False)
-class StoreView:
+class NodeView:
     """Asks the store by a client that its owner closes. Calls may be concurrent.
 
     `counts` has the outcomes of waits by name, and `match_failed`.

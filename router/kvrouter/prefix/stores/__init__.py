@@ -1,0 +1,1 @@
+"""What the router asks of KV stores: matches and landings."""
