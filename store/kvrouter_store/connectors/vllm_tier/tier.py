@@ -83,7 +83,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             threads, "kvstore-tier", self._news
         )
         self._lookups = ChunkLookups(tier_type, self.links, self._news)
-        self._landings = Landings(lambda: settings.waiter(f"{name}/landings"), self._news, log)
+        self._landings = Landings(lambda _: settings.waiter(f"{name}/landings"), self._news, log)
         self.arrivals = Arrivals(
             self._landings, config.cache.tokens_per_hash, lambda group: self.links[group].manifest
         )
