@@ -19,7 +19,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter.prefix.stores.node import NodeView
+from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.retries import Retries
@@ -52,7 +52,7 @@ class Core:
     hash_cache: HashCache
     index: PrefixIndex
     tracker: CacheTracker | None  # None: no KV events are taken
-    store_client: AsyncStoreClient | None
+    nodes: NodesView | None  # of the store
     store: StoreView | None
     queue_wait: QueueWait
     gates: ModelGates
@@ -89,7 +89,7 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    store_client = _store_client(settings)
+    nodes = _nodes(settings) if settings.store else None
     return Core(
         settings=settings,
         metrics=metrics,
@@ -106,8 +106,8 @@ def make_core(settings: RouterSettings) -> Core:
         hash_cache=HashCache(),
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
-        store_client=store_client,
-        store=NodeView(store_client) if store_client is not None else None,
+        nodes=nodes,
+        store=nodes,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
@@ -116,13 +116,12 @@ def make_core(settings: RouterSettings) -> Core:
     )
 
 
-def _store_client(settings: RouterSettings) -> AsyncStoreClient | None:
-    if settings.store is None:
-        return None
-    return AsyncStoreClient(
-        settings.store,
-        name="router",
-        token=settings.store_token.get_secret_value(),
-        tls=settings.store_tls,
-        deadline_s=STORE_DEADLINE_S,
+def _nodes(settings: RouterSettings) -> NodesView:
+    token, tls = settings.store_token.get_secret_value(), settings.store_tls
+    nodes = NodesView(
+        lambda url: AsyncStoreClient(
+            url, name="router", token=token, tls=tls, deadline_s=STORE_DEADLINE_S
+        )
     )
+    nodes.follow(settings.store)
+    return nodes

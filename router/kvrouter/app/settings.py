@@ -35,7 +35,7 @@ from kvrouter.options.types import (
     Port,
     RankCounts,
     StoreTokenFile,
-    StoreUrl,
+    StoreUrls,
     by_engine,
     checked,
     unique_addresses,
@@ -142,11 +142,11 @@ class RouterSettings(
         json_schema_extra={"section": "Ports and TLS"},
     )
     port: Port = Field(default=8000, description="Port to listen on; 0 takes a free one.")
-    store: StoreUrl = Field(
-        default=None,
-        description="KV store that the engines' connectors use: kv://HOST:PORT, or "
-        "kvs://HOST:PORT for TLS. Without it the router does not wait until KV has landed; the "
-        "engines' own connectors still transfer KV.",
+    store: StoreUrls = Field(
+        default_factory=list,
+        description="Node of the KV store that the engines' connectors use: kv://HOST:PORT, or "
+        "kvs://HOST:PORT for TLS. Give each node if there are several. Without it the router does "
+        "not wait until KV has landed; the engines' own connectors still transfer KV.",
         json_schema_extra={"section": "KV store"},
     )
     store_token: StoreToken = Field(
@@ -275,8 +275,8 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _store_certificates(self) -> RouterSettings:
-        if self.store is not None:
-            native_context(parse_url(self.store), self.store_tls)
+        for url in self.store:
+            native_context(parse_url(url), self.store_tls)
         return self
 
     @model_validator(mode="after")
@@ -333,7 +333,7 @@ class RouterSettings(
     @property
     def sent_ahead_blocks(self) -> int | None:
         """New blocks that must land before the decode leg; None: it waits for all of them."""
-        if self.store is None or self.decode_dispatch == "landing":
+        if not self.store or self.decode_dispatch == "landing":
             return None
         return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
 

@@ -33,6 +33,11 @@ def unique_addresses(items: list[str]) -> list[str]:
     return list(dict.fromkeys(parse_address(item) for item in items))
 
 
+def unique_stores(items: list[str]) -> list[str]:
+    """URLs of store nodes in their one form; ValueError with the remedy."""
+    return list(dict.fromkeys(str(parse_url(item)) for item in items))
+
+
 def by_engine(items: list[str]) -> dict[str, int]:
     """Numbers by engine, from `NUMBER` (stored under "") and `HOST:PORT=NUMBER`."""
     pairs = (item.rpartition("=") for item in items)
@@ -113,6 +118,12 @@ StoreTokenFile = Annotated[
         description="File that holds the token of the store, in place of --store-token. A node's "
         "--token-file will do if it has one tenant."
     ),
+]
+StoreUrls = Annotated[
+    Texts,
+    AfterValidator(unique_stores),
+    BeforeValidator(lambda value: value or []),  # a file may say null
+    _called("URL"),
 ]
 StoreUrl = Annotated[str | None, checked(parse_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -130,7 +130,7 @@ async def test_without_a_store_nothing_is_sent_ahead(
 ) -> None:
     here = await ahead(mode)
     node.kill()
-    await until(lambda: not here.app.core.store_client or not here.app.core.store_client.connected)
+    await until(lambda: not here.app.core.nodes or here.app.core.nodes.away)
     task = ask(here)
     await here.prefill[0].next_began()
     here.prefill[0].go.set()

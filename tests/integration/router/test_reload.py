@@ -197,6 +197,22 @@ async def test_budget_and_landing_time_are_those_said_last(site: Open, node: Sto
     assert (await here.post(text(prompt=IDS)))[0] == 200
 
 
+@proves("store")
+async def test_a_node_of_the_store_is_asked_once_it_is_named(
+    site: Open, node: StoreProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await site(store="kv://127.0.0.1:1", prepare=announce)
+    change(here, store=["kv://127.0.0.1:1", node.url])
+    nodes = here.app.core.nodes
+    await until(lambda: nodes is not None and nodes.away == ["kv://127.0.0.1:1"])
+    change(here, store=[node.url])
+    assert nodes is not None
+    assert nodes.away == []
+    change(here, store=[])
+    assert len(nodes.clients) == 1
+    assert "--store: changed, but takes effect at the next start only" in caplog.text
+
+
 @proves("prefill_threshold")
 async def test_the_prefill_leg_is_skipped_from_the_threshold_said_last(site: Open) -> None:
     here = await site(policy="prefix")
