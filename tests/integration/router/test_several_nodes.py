@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
@@ -265,6 +266,7 @@ async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befal
 ) -> None:
     common: Json = {"model": "tiny", "port": 0, "block_size": 16, "seed": 1}
     common |= {"kv_bytes_per_token": 256, "store_deadline": "500ms"}
+    common["store_neighbours"] = ",".join(node.url for node in nodes)
     made: list[Json] = [
         {"role": "prefill", "store": nodes[0].url},
         {"role": "decode", "store": nodes[1].url},
@@ -288,6 +290,10 @@ async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befal
         for of in (1, 2, 1):
             await agree(of)
         assert await metric(here, 'kvrouter:landings_total{outcome="landed"}') == 2
+        loaded = re.compile(r"^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", re.M)
+        async with here.http.get(f"http://127.0.0.1:{ports[1]}/metrics") as answer:
+            (tokens,) = loaded.findall(await answer.text())
+        assert float(tokens) == 2 * BLOCKS * BLOCK_TOKENS  # the third prompt is in its own cache
         nodes[1].send(signal.SIGSTOP)
         try:
             await agree(3)
