@@ -115,13 +115,24 @@ class RedisTier:
         client = self._client
         if client is None:
             raise TierAway("it is not connected")
-        pipeline = client.pipeline() if self._cluster else client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
         try:
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            groups = await self._by_master(client, commands)
         except (RedisError, OSError) as error:
             raise TierAway(str(error)) from None
+        answers: list[Any] = [None] * len(commands)
+
+        async def ask(group: Sequence[int]) -> None:
+            pipeline = client.pipeline() if self._cluster else client.pipeline(transaction=False)
+            for k in group:
+                pipeline.execute_command(*commands[k])
+            try:
+                found = await pipeline.execute(raise_on_error=False)
+            except (RedisError, OSError) as error:
+                found = [error] * len(group)
+            for k, answer in zip(group, found, strict=True):
+                answers[k] = answer
+
+        await asyncio.gather(*map(ask, groups))
         gone = (ConnectionError, TimeoutError, ClusterDownError, OSError)
         lost = [answer for answer in answers if isinstance(answer, gone)]
         if lost and len(lost) == len(answers):
@@ -129,6 +140,18 @@ class RedisTier:
         if lost:
             self._read_map_soon(client)
         return answers
+
+    async def _by_master(
+        self, client: Any, commands: Sequence[tuple[Any, ...]]
+    ) -> list[Sequence[int]]:
+        """The places of commands, each group for one master, that one's failure may not spread."""
+        if not self._cluster:
+            return [range(len(commands))]
+        await client.initialize()
+        groups: dict[str, list[int]] = {}
+        for k, command in enumerate(commands):
+            groups.setdefault(client.get_node_from_key(command[1]).name, []).append(k)
+        return list(groups.values())
 
     def _connect(self) -> Redis | RedisCluster:
         from redis.asyncio import Redis  # noqa: PLC0415

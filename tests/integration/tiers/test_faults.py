@@ -126,17 +126,6 @@ async def test_a_stalled_master_costs_only_its_keys(cluster: RedisCluster, memor
         cluster.masters[2].resume()
 
 
-async def test_a_client_starts_without_the_first_node_of_its_list(
-    cluster: RedisCluster, memory: Memory
-) -> None:
-    cluster.masters[0].kill()
-    tier = open_tier(cluster.url)
-    await tier.start(memory)
-    items = values(memory, 500, 60)
-    assert (await tier.store(items)).count(OK) > 20
-    await tier.stop()
-
-
 async def test_a_full_redis_refuses_and_stays_there(redis: RedisServer, memory: Memory) -> None:
     async with guarded(redis.url, memory) as guard:
         items = values(memory, 1 << 20, 4)
