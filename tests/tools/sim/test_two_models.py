@@ -97,7 +97,7 @@ async def fleet(live_sim: Start, tmp_path: Path) -> AsyncIterator[Open]:
                 prefill=[f"127.0.0.1:{each.port}" for each in sims["prefill"]],
                 decode=[f"127.0.0.1:{each.port}" for each in sims["decode"]],
                 port=0,
-                store=store.url,
+                store=[store.url],
                 kv_events_connect=[f"{at}={events}" for at, (events, _) in ports.items()],
                 kv_events_replay=[f"{at}={replays}" for at, (_, replays) in ports.items()],
             )
