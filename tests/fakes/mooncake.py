@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import IO, Self
 
+from tests.fakes.stall import stall
+
 SEGMENT_BYTES = 64 << 20
 LEASE_MS = 200
 NODE = f"""
@@ -97,7 +99,7 @@ class MooncakeStore:
         """SIGSTOP to both."""
         for process in (self._master, self._node):
             assert process is not None
-            process.send_signal(signal.SIGSTOP)
+            stall(process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

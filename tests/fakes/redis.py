@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from tests.fakes.stall import stall
+
 START_TRIES = 5
 MISSING = "there is no redis-server (apt-get install redis-server)"
 
@@ -66,7 +68,7 @@ class RedisServer:
     def stall(self) -> None:
         """SIGSTOP: connections stay, and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stall(self._process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.fakes.stall import stall
+
 from kvrouter_store import _core
 from kvrouter_store._core import Segments
 from kvrouter_store.client.blocking import StoreClient
@@ -160,8 +162,11 @@ class StoreProcess:
         return self.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send the signal and leave it at that."""
-        os.kill(self.pid, number)
+        """Send the signal and leave it at that, but wait until SIGSTOP has its effect."""
+        if number == signal.SIGSTOP:
+            stall(self.pid)
+        else:
+            os.kill(self.pid, number)
 
     @property
     def log(self) -> str:
