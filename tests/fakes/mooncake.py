@@ -1,4 +1,4 @@
-"""A real Mooncake Store, over TCP on loopback: a master, and a storage node of its own process."""
+"""A real Mooncake Store, over TCP on loopback: a master, and storage nodes of own processes."""
 
 import os
 import signal
@@ -7,28 +7,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Self
+from typing import Any, Self
 
 SEGMENT_BYTES = 64 << 20
 LEASE_MS = 200
-NODE = f"""
+NODE = """
 import sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-code = store.setup("127.0.0.1", "P2PHANDSHAKE", {SEGMENT_BYTES}, 16 << 20, "tcp", "", sys.argv[1])
+master, segment_bytes = sys.argv[1], int(sys.argv[2])
+code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment_bytes, 16 << 20, "tcp", "", master)
 print("code", code, flush=True)
 sys.stdin.read()
 """
 
 
 class MooncakeStore:
-    """One master and one node. `site`: the package's folder. Enter it; it ends with its test."""
+    """A master and `nodes` storage nodes. Enter it; it ends with its test.
 
-    def __init__(self, folder: Path, site: Path) -> None:
+    site: the package's folder. segment_bytes: the memory of each node.
+    """
+
+    def __init__(
+        self, folder: Path, site: Path, nodes: int = 1, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self._folder = folder
         self._site = site
-        self._master: subprocess.Popen[bytes] | None = None
-        self._node: subprocess.Popen[str] | None = None
+        self._nodes = nodes
+        self._segment_bytes = segment_bytes
+        self._processes: list[subprocess.Popen[str]] = []
         self._port, self._metrics_port = free_ports(2)
 
     @property
@@ -49,68 +56,71 @@ class MooncakeStore:
         self.kill()
 
     def start(self) -> None:
-        """Start both, where they were; returns when the node has joined."""
+        """Start all, where they were; returns when the nodes have joined."""
         program = self._site / "mooncake" / "mooncake_master"
         program.chmod(0o755)
-        with (self._folder / "master.log").open("ab") as log:
-            self._master = subprocess.Popen(
-                [
-                    str(program),
-                    "--rpc_address=127.0.0.1",
-                    f"--rpc_port={self._port}",
-                    "--metrics_host=127.0.0.1",
-                    f"--metrics_port={self._metrics_port}",
-                    f"--default_kv_lease_ttl={LEASE_MS}",
-                    "--client_ttl=5",
-                ],
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-            )
-            assert await_port(self._port, self._master), self.log
-            self._node = subprocess.Popen(
-                [sys.executable, "-c", NODE, f"127.0.0.1:{self._port}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self.environment,
-            )
-        assert self._node.stdout is not None
-        code = next((line for line in self._node.stdout if line.startswith("code")), "none")
-        assert code.split() == ["code", "0"], (code, self.log)
+        options = {
+            "rpc_address": "127.0.0.1",
+            "rpc_port": self._port,
+            "metrics_host": "127.0.0.1",
+            "metrics_port": self._metrics_port,
+            "default_kv_lease_ttl": LEASE_MS,
+            "client_ttl": 5,
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        master = self._run(None, str(program), *flags)
+        assert await_port(self._port, master), self.log
+        address, size = f"127.0.0.1:{self._port}", str(self._segment_bytes)
+        joining = [
+            self._run(subprocess.PIPE, sys.executable, "-c", NODE, address, size)
+            for _ in range(self._nodes)
+        ]
+        for node in joining:
+            assert node.stdout is not None
+            code = next((line for line in node.stdout if line.startswith("code")), "none")
+            assert code.split() == ["code", "0"], (code, self.log)
 
     def kill(self) -> None:
-        """SIGKILL to both. Idempotent."""
-        for process in (self._master, self._node):
-            if process is not None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
-                pipes: list[IO[str] | IO[bytes] | None] = [process.stdin, process.stdout]
-                for pipe in pipes:
-                    if pipe is not None:
-                        pipe.close()
-        self._master = self._node = None
+        """SIGKILL to all. Idempotent."""
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        self._processes.clear()
 
     def stall(self) -> None:
-        """SIGSTOP to both."""
-        for process in (self._master, self._node):
-            assert process is not None
+        """SIGSTOP to all."""
+        for process in self._processes:
             process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
-        for process in (self._master, self._node):
-            assert process is not None
+        for process in self._processes:
             process.send_signal(signal.SIGCONT)
+
+    def _run(self, output: int | None, *command: str) -> subprocess.Popen[str]:
+        """With its output in a pipe, or in the log."""
+        with (self._folder / "mooncake.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output or log,
+                stderr=log,
+                text=True,
+                env=self.environment,
+            )
+        self._processes.append(process)
+        return process
 
     @property
     def log(self) -> str:
-        return (self._folder / "master.log").read_text(errors="replace")[-4000:]
+        return (self._folder / "mooncake.log").read_text(errors="replace")[-4000:]
 
 
-def await_port(port: int, process: subprocess.Popen[bytes]) -> bool:
+def await_port(port: int, process: subprocess.Popen[Any]) -> bool:
     """Wait until something listens on the port; False where the process has ended before."""
     while process.poll() is None:
         with socket.socket() as probe:
