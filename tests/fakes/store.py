@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -176,6 +177,12 @@ class StoreProcess:
     def says(self, text: str) -> bool:
         """Whether its log has this, or has it soon: lines are written by a thread of their own."""
         return eventually(lambda: text in self.log)
+
+    def metric(self, name: str) -> float:
+        """The sum of the samples in /metrics whose lines begin so."""
+        with urllib.request.urlopen(f"{self.http_url}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""

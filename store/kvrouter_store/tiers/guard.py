@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 class Guard:
     """Raises nothing: what a tier does not answer counts as missing or failed. One event loop.
 
+    started: is called each time that the tier has begun to answer.
+
     Attributes:
         up: whether the circuit is closed.
         values: counts of values, by operation and outcome.
@@ -41,6 +43,8 @@ class Guard:
         tier: Tier,
         memory: Memory,
         timeout_s: float,
+        *,
+        started: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -51,6 +55,7 @@ class Guard:
         self._tier = tier
         self._memory = memory
         self._timeout_s = timeout_s
+        self._started = started
         self._clock = clock
         self._sleep = sleep
         self._opened = asyncio.Event()
@@ -107,6 +112,7 @@ class Guard:
         self._opened.clear()
         self.up = True
         log.info("%s is there", self.name)
+        self._started()
         return True
 
     def _open(self, error: Exception) -> None:
