@@ -89,7 +89,7 @@ class SharedPrefixes:
     Most answers are streams, and some are long. Each stream could go on at another engine.
     """
 
-    PREFIXES = 24
+    PREFIXES = 96
     PREFIX_TOKENS = 20 * BLOCK_TOKENS
 
     def __init__(self, seed: int) -> None:

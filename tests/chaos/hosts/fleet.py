@@ -30,6 +30,8 @@ ANSWER_S = 0.4
 """For a process that is asked how it goes; one behind a cut link does not answer."""
 NODE_PORT, NODE_HTTP_PORT = 7400, 7480
 ENGINE_PORTS = {"prefill": 8001, "decode": 8002}
+CACHE_BLOCKS = {"prefill": 96, "decode": 512}
+"""So few that prefill engines mostly find a prefix in the store alone."""
 REDIS_OPTIONS = {"protected-mode": "no", "maxmemory": "128mb", "maxmemory-policy": "allkeys-lru"}
 
 
@@ -97,8 +99,10 @@ class Fleet:
 
     def close(self) -> None:
         """End what `children` does not end."""
-        for each in (*self.storage.values(), self.master, self.redis):
+        for each in self.storage.values():
             each.kill()
+        self.master.kill()
+        self.redis.kill()
 
     # -- what the drill does to them
 
@@ -109,7 +113,7 @@ class Fleet:
             f"node-{host.name}-{self._starts}",
             *("store", "--host", host.address, "--insecure", "--unix-socket", host.socket),
             *("--port", str(NODE_PORT), "--http-port", str(NODE_HTTP_PORT)),
-            *("--memory", "8MiB", "--granule", "4KiB", "--tier-memory", "4MiB"),
+            *("--memory", "4MiB", "--granule", "4KiB", "--tier-memory", "4MiB"),
             *("--tier", self._tier),
             program=host.within(*KVROUTER),
             start_s=START_S,
@@ -202,7 +206,8 @@ class Fleet:
             f"{role}-{host.name}",
             *("sim", "--role", role, "--host", host.address, "--port", str(ENGINE_PORTS[role])),
             *("--model", MODEL, "--block-size", str(BLOCK_TOKENS)),
-            *("--kv-bytes-per-token", str(KV_BYTES_PER_TOKEN), "--kv-cache-size", "512"),
+            *("--kv-bytes-per-token", str(KV_BYTES_PER_TOKEN)),
+            *("--kv-cache-size", str(CACHE_BLOCKS[role])),
             *("--store", node_url(host), "--store-deadline", "500ms"),
             *("--store-neighbours", ",".join(map(node_url, neighbours))),
             *("--inter-token-latency", "10ms", "--prefill-time-per-token", "200us"),

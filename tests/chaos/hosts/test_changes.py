@@ -12,7 +12,7 @@ LOST = Change(
     until_s=30,
     within_s=(2, 2),
     tier=True,
-    empties=True,
+    loses=True,
     returned_s=16,
     gone_s=1,
     back_s=1,
@@ -74,6 +74,6 @@ def test_hits_that_do_not_come_back_are_a_problem() -> None:
 
 
 def test_what_is_not_lost_must_be_found_again_mostly() -> None:
-    stalled = replace(LOST, empties=False)
+    stalled = replace(LOST, loses=False)
     (problem,) = problems([stalled], sampled(*[9] * 11, *[0] * 6, *[4] * 20))
     assert problem == "tier killed: found in the tier: 90% before, 40% after"
