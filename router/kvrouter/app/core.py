@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.prefix.stores.base import StoreView
 
-STORE_DEADLINE_S: Final = 2.0
-"""A store that does not answer within it is away, until it can be connected again."""
+STORE_DEADLINE_S: Final = 1.25
+"""A node that does not answer within it is away, until it can be connected again.
+
+More than a node waits for a tier below it. So others know within 2 s that a host is cut off.
+"""
 _TICK_S: Final = 0.25
 
 

@@ -17,7 +17,7 @@ from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus
 from kvrouter_store.tiers.completion import complete
 
 FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 5.0
 START_S = 30.0
 """How long a start may take: a process, its libraries, and the first answer."""
 MOST_CALLS = 64
