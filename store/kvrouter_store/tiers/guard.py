@@ -19,7 +19,9 @@ from kvrouter_store.tiers.completion import complete
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 START_S = 30.0
-"""How long a start may take: a process, its libraries, and the first answer."""
+"""How long a start may take at least: a process, its libraries, and the first answer."""
+START_CALLS = 4
+"""And at least as long as so many calls."""
 MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
 Operation = Literal["holds", "load", "store", "drop"]
@@ -104,7 +106,7 @@ class Guard:
 
     async def _start(self) -> bool:
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(max(START_S, START_CALLS * self._timeout_s)):
                 await self._tier.start(self._memory)
         except Exception as error:
             log.debug("%s does not start: %s", self.name, _why(error))
