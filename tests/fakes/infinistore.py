@@ -9,6 +9,7 @@ from typing import Self
 
 from tests.fakes.mooncake import await_port, free_ports
 from tests.fakes.stall import stall
+from tests.fakes.stall import stall
 
 DEVICE = "rxe0"
 SERVER = "import infinistore.server; infinistore.server.main()"
@@ -65,7 +66,7 @@ class InfiniStore:
     def stall(self) -> None:
         """SIGSTOP: connections stay, and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stall(self._process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""
