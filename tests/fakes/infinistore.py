@@ -9,7 +9,6 @@ from typing import Self
 
 from tests.fakes.mooncake import await_port, free_ports
 from tests.fakes.stall import stall
-from tests.fakes.stall import stall
 
 DEVICE = "rxe0"
 SERVER = "import infinistore.server; infinistore.server.main()"
