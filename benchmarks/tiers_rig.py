@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from tests.fakes.mooncake import MooncakeStore
 from tests.fakes.redis import RedisCluster, RedisServer
@@ -36,7 +37,7 @@ class Node(StoreProcess):
         super().__init__(folder, str(memory_bytes), *below, *timeout, *flags)
         self._tiers = 1 if tier else 0
 
-    def __enter__(self) -> "Node":
+    def __enter__(self) -> Self:
         self.start()
         if not eventually(lambda: self.metric("kvstore:tier_up") == self._tiers, PATIENCE_S):
             raise RuntimeError(f"the tier does not answer: {self.log}")
