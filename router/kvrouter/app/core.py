@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.stores.base import StoreView
 
 STORE_DEADLINE_S: Final = 1.25
-"""A node that does not answer within it is away, until it can be connected again.
-
-More than a node waits for a tier below it. So others know within 2 s that a host is cut off.
-"""
+"""A node that is silent for so long is away. It must be more than nodes wait for their tiers."""
 _TICK_S: Final = 0.25
 
 
