@@ -176,7 +176,7 @@ def rows_of(kind: str, total: int, pairs: int, folder: Path) -> Iterator[Row]:
     """Measure one tier."""
     for name, size in SIZES.items():
         with ExitStack() as stack:
-            here = folder / f"{kind} {name}"
+            here = folder / f"{kind}-{size}".replace(" ", "-")
             here.mkdir()
             url = stack.enter_context(serving(kind, here / "servers"))
             nodes = [
