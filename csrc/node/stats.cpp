@@ -61,6 +61,7 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add_each("connections", kTransportNames, connections.values)
       .add("queue_pairs", attachments_.size())
       .add("draining", state_.draining ? 1 : 0)
+      .add("tiered", tier_asks_.offered() ? 1 : 0)
       .add("manifests", state_.registry.manifests().size())
       .add("connections_total", c.connections)
       .add_each("hits_total", kTierNames, c.hits.values)

@@ -98,6 +98,7 @@ HELPS: Final = {
     "connections{transport}": "Connections, by how they move blocks: shm, unix, tcp or rdma.",
     "queue_pairs": "Queue pairs that connections have or wait for, or that have to end.",
     "draining": "1 while the node lets requests in flight end before it stops, else 0.",
+    "tiered": "1 if the node has a --tier, else 0.",
     "manifests": "Manifests registered since the node started.",
     "connections_total": "Connections accepted.",
     "rejected_connections_total": "Connections ended because there were too many: new ones, or "

@@ -51,6 +51,17 @@ async def test_of_several_nodes_each_is_checked_and_those_that_are_away_are_name
     assert (finding.subject, finding.finding) == (away, "it does not answer: no route")
 
 
+async def test_three_nodes_need_a_tier_and_two_that_both_have_none_do_not() -> None:
+    other = StoreFacts("kv://10.0.0.8:7400", stats={"tiered": 1})
+    bare = [StoreFacts(f"kv://10.0.0.{n}:7400") for n in (6, 7)]
+    (finding,) = await found("store-tier", more=[other])
+    assert finding.subject == URL
+    (finding,) = await found("store-tier", more=bare)
+    assert finding.subject == ", ".join([URL, *(each.url for each in bare)])
+    assert not await found("store-tier", more=bare[:1])
+    assert not await found("store-tier", more=[other, other], stats={"tiered": 1})
+
+
 @pytest.mark.parametrize("name", ["corrupt_total", "disk_dropped_total", "bad_frames_total"])
 async def test_what_should_never_happen_is_reported(name: str) -> None:
     (finding,) = await found("store-health", stats={name: 3})

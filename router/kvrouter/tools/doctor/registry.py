@@ -62,6 +62,7 @@ TOPICS: Final = {
         store.store_pressure,
         store.store_health,
         store.store_disk,
+        store.store_tier,
         store.store_transport,
         store.store_rdma,
     ),

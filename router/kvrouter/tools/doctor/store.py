@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter.tools.doctor.store_facts import StoreFacts
 
+MANY_NODES: Final = 3  # a host fails often enough
 SIGNS_OF_FAULTS: Final = (
     (
         "corrupt_total",
@@ -152,6 +153,19 @@ async def store_disk(_: Setup, store: StoreFacts) -> Found:
             f"it does not use its disk: {', '.join(reasons)}",
             "free room on that disk or replace it; the node's log names the error, and the node "
             "tries again by itself",
+        )
+
+
+async def store_tier(setup: Setup) -> Found:
+    """Several nodes have one tier below them, so that blocks outlive a node."""
+    stores = await setup.usable_stores()
+    without = [each.url for each in stores if not each.stat("tiered")]
+    if without and (len(stores) >= MANY_NODES or len(without) < len(stores)):
+        yield remark(
+            ", ".join(without),
+            f"of {len(stores)} nodes, these have no tier: their blocks are lost with them, and "
+            "the others compute them again",
+            "start all nodes with the same --tier, such as mooncake://MASTER:50051",
         )
 
 
