@@ -81,14 +81,14 @@ def _make_prober(core: Core, context: SourceContext) -> Prober:
         rank_counts=settings.rank_counts,
         try_priority=settings.prefill_priority == "auto",
     )
-    learn = store.learn if store is not None else None
     return Prober(
         core.pool,
         client,
         detector,
         interval_s=settings.health_interval_s,
         failed_checks=settings.health_failure_threshold,
-        learn=learn,
+        learn=store.learn if store is not None else None,
+        adopt=store.adopt if store is not None else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections import Counter
 
-    from kvrouter.engines.engine import CacheGroup
+    from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.prefix.groups import Leases
 
 
@@ -32,7 +32,17 @@ class LandingResult:
 
     outcome: LandingOutcome
     blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
-    lease: Leases | None = None  # on them; its owner must release it
+    lease: Leases | None = None  # on them; its owner must release it. Empty in stores without any
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the block hashes of a prompt were made of, for stores that name KV in another way."""
+
+    ids: bytes  # its token ids, native uint32
+    block_tokens: int
+    cache_salt: str | None
+    adapter: tuple[str, str] | None  # name and path of the LoRA adapter
 
 
 class StoreView(Protocol):
@@ -42,6 +52,10 @@ class StoreView(Protocol):
     """
 
     counts: Counter[str]
+    adopts: bool  # whether it gives engines manifests; their answers then name none
+
+    def adopt(self, identity: Identity) -> Identity:
+        """What an engine that joins is to this store, where its connector tells no manifest."""
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
@@ -52,10 +66,10 @@ class StoreView(Protocol):
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
 
-    async def match(self, manifest: str, hashes: bytes) -> int:
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> int:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
-        `manifest` is a hex digest, `hashes` 32 bytes per block.
+        `manifest` is a hex digest or from `adopt`, `hashes` 32 bytes per block.
         """
 
     async def wait(
@@ -67,6 +81,7 @@ class StoreView(Protocol):
         *,
         held: int = 0,
         lease: bool = True,
+        origin: Origin | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 

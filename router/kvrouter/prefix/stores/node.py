@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.compatibility import digests_differ
@@ -21,7 +21,9 @@ from kvrouter_store.errors import KVStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvrouter.engines.engine import Identity
     from kvrouter.prefix.groups import Group, Leases
+    from kvrouter.prefix.stores.base import Origin
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
@@ -42,6 +44,7 @@ class NodeView:
 
     store: AsyncStoreClient
     clock: Callable[[], float] = time.monotonic
+    adopts: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._manifests: dict[str, Manifest] = {}
@@ -51,6 +54,10 @@ class NodeView:
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
+
+    def adopt(self, identity: Identity) -> Identity:
+        """The same: engines without the store's connector have nothing here."""
+        return identity
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
@@ -76,7 +83,7 @@ class NodeView:
             return digests_differ(one, other)
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
-    async def match(self, manifest: str, hashes: bytes) -> int:
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> int:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
         The store brings those that are on its disk alone into memory meanwhile. The client's own
@@ -99,6 +106,7 @@ class NodeView:
         *,
         held: int = 0,
         lease: bool = True,
+        origin: Origin | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 

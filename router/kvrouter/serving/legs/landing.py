@@ -39,26 +39,37 @@ class LandingWaiter:
         if handoff.missing:
             self.metrics.handoff_missing[()] += 1
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
-        if self.store is None or context.timing.first_s:
+        if self.store is None or context.timing.first_s or handoff.transfer_params is not None:
             return 0
-        if handoff.manifest is None or handoff.transfer_params is not None:
-            if handoff.transfer_params is None and prefill.manifest is not None:
+        manifest, blocks = self._promised(context, prefill, handoff)
+        if manifest is None:
+            if prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
             return 0
-        if prefill.manifest not in {None, handoff.manifest}:
-            self.store.rename(prefill.manifest, handoff.manifest, handoff.groups)
+        if prefill.manifest not in {None, manifest}:
+            self.store.rename(prefill.manifest, manifest, handoff.groups)
         hashes = self._hashes(context, handoff)
-        upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
+        upto = min(blocks, len(hashes) // HASH_BYTES)
         if not upto:
-            return self._missing(context, handoff, 0)
+            return self._missing(context, handoff, 0) if handoff.manifest is not None else 0
         begun_s = monotonic()
-        landing = await self._awaited(context, handoff.manifest, upto)
+        landing = await self._awaited(context, manifest, upto)
         if landing is None:
-            landing = await self._wait(context, handoff.manifest, hashes, upto, self.timeout_s)
+            landing = await self._wait(context, manifest, hashes, upto, self.timeout_s)
         context.landed(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
         return self._missing(context, handoff, context.route.landed_blocks or 0)
+
+    def _promised(
+        self, context: RequestContext, prefill: Engine, handoff: Handoff
+    ) -> tuple[str | None, int]:
+        """The manifest and the leading blocks to be awaited, as the connector or the store says."""
+        identity, store = prefill.identity, self.store
+        if handoff.manifest is not None or store is None or identity is None or not store.adopts:
+            return handoff.manifest, handoff.blocks
+        tokens = handoff.prompt_tokens or context.request.prompt_tokens
+        return identity.manifest, usable_blocks(tokens, identity.block_tokens or 0)
 
     def loadable_anywhere(self, context: RequestContext) -> bool:
         """Whether any decode engine of the manifest can load the prompt's KV as well as another.
@@ -98,7 +109,7 @@ class LandingWaiter:
         upto = min(held + blocks, pending.blocks)
         hashes = context.prompt.hashes or b""
         landing = await self._wait_at_store(
-            manifest, hashes, held, upto, pending.wait_s, lease=False
+            context, manifest, hashes, held, upto, pending.wait_s, lease=False
         )
         return landing.outcome is LandingOutcome.LANDED
 
@@ -123,7 +134,9 @@ class LandingWaiter:
     ) -> LandingResult:
         """Wait for the first `upto` blocks of the prompt; notes and leases them in the context."""
         held = min(_stored(context, manifest), upto)
-        landing = await self._wait_at_store(manifest, hashes, held, upto, timeout_s, lease=True)
+        landing = await self._wait_at_store(
+            context, manifest, hashes, held, upto, timeout_s, lease=True
+        )
         context.route.landed_blocks = landing.blocks
         if context.timing.first_s and landing.lease is not None:
             landing.lease.release()  # the prompt is in the engine already
@@ -131,8 +144,9 @@ class LandingWaiter:
             context.held.lease = landing.lease
         return landing
 
-    async def _wait_at_store(
+    async def _wait_at_store(  # noqa: PLR0917
         self,
+        context: RequestContext,
         manifest: str,
         hashes: bytes,
         held: int,
@@ -144,7 +158,10 @@ class LandingWaiter:
         """Wait for blocks up to `upto`, of which the store had `held`."""
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
-        return await self.store.wait(manifest, hashes, upto, timeout_s, held=held, lease=lease)
+        origin = context.prompt.origin
+        return await self.store.wait(
+            manifest, hashes, upto, timeout_s, held=held, lease=lease, origin=origin
+        )
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.

@@ -140,7 +140,7 @@ class Orchestrator:
         if not self.landing_waiter.loadable_anywhere(context):
             return ()
         ready = self.pool.engines(Role.DECODE, context.model)
-        return loaders(ready, prefill.family, handoff.manifest)
+        return loaders(ready, prefill.family, handoff.manifest or prefill.manifest)
 
     async def _run_concurrently(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs

@@ -127,7 +127,14 @@ async def test_an_engine_is_identified_when_it_joins(bench: Bench) -> None:
     await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),), family="store"
+        ("m", "lora"),
+        4096,
+        32,
+        "cd" * 32,
+        ROOT,
+        (("lora", "/adapters/l"),),
+        family="store",
+        model_path="/m",
     )
     assert [probe["max_tokens"] for probe in bench.fake.probes] == [1]
 
@@ -158,7 +165,12 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
     await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),), family="store"
+        ("m", "lora"),
+        4096,
+        64,
+        adapters=(("lora", "/adapters/l"),),
+        family="store",
+        model_path="/m",
     )
 
 
