@@ -19,6 +19,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.stores import foreign_store, is_foreign
 from kvrouter.prefix.stores.node import NodeView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
@@ -29,6 +30,7 @@ from kvrouter_store.client.asyncio_client import AsyncStoreClient
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.prefix.stores.base import StoreView
+    from kvrouter.prefix.stores.http_peer import HttpPeer
 
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer within it is away, until it can be connected again."""
@@ -52,7 +54,7 @@ class Core:
     hash_cache: HashCache
     index: PrefixIndex
     tracker: CacheTracker | None  # None: no KV events are taken
-    store_client: AsyncStoreClient | None
+    store_client: AsyncStoreClient | HttpPeer | None
     store: StoreView | None
     queue_wait: QueueWait
     gates: ModelGates
@@ -89,7 +91,7 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    store_client = _store_client(settings)
+    store_client, store = _make_store(settings)
     return Core(
         settings=settings,
         metrics=metrics,
@@ -107,7 +109,7 @@ def make_core(settings: RouterSettings) -> Core:
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
         store_client=store_client,
-        store=NodeView(store_client) if store_client is not None else None,
+        store=store,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
@@ -116,13 +118,18 @@ def make_core(settings: RouterSettings) -> Core:
     )
 
 
-def _store_client(settings: RouterSettings) -> AsyncStoreClient | None:
+def _make_store(
+    settings: RouterSettings,
+) -> tuple[AsyncStoreClient | HttpPeer | None, StoreView | None]:
     if settings.store is None:
-        return None
-    return AsyncStoreClient(
+        return None, None
+    if is_foreign(settings.store):
+        return foreign_store(settings.store)
+    client = AsyncStoreClient(
         settings.store,
         name="router",
         token=settings.store_token.get_secret_value(),
         tls=settings.store_tls,
         deadline_s=STORE_DEADLINE_S,
     )
+    return client, NodeView(client)

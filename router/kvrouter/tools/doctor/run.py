@@ -75,7 +75,7 @@ def _learn(setup: Setup) -> None:
     for address, role in both_roles(named).items():
         engine = Engine(bare_address(address), role, tls=SECURE in address)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
-    if settings.store is not None:
+    if settings.store_node is not None:
         setup.store = asyncio.create_task(learn_store(settings))
         setup.trials = asyncio.create_task(try_pairs(setup))
         setup.later_store = asyncio.create_task(_learn_store_later(setup))

@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import ByteSize
 
+from kvrouter.prefix import stores
 from kvrouter.tools.doctor.base import Found, Setup, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
@@ -49,6 +50,21 @@ async def store_reachable(setup: Setup) -> Found:
     else:
         remedy = "start it (`kvrouter store`), or correct its address and port in --store"
         yield error(url, f"it does not answer: {failure}", remedy)
+
+
+async def foreign_store(setup: Setup) -> Found:
+    """The Mooncake master, or LMCache's coordinator, that --store names answers."""
+    url = setup.settings.store
+    if url is None or setup.settings.store_node is not None:
+        return
+    peer, _ = stores.foreign_store(url)
+    try:
+        await peer.stats()
+    except KVStoreError as failure:
+        remedy = "start it, or correct its address and port (of HTTP) in --store"
+        yield error(url, f"it does not answer: {failure}", remedy)
+    finally:
+        await peer.close()
 
 
 async def store_token(setup: Setup) -> Found:

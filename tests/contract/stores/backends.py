@@ -1,0 +1,335 @@
+"""What stands behind each kind of foreign store: a fake, or the real one, told what to hold."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import pytest
+from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
+from tests.vllm.engines import free_port
+
+from kvrouter.engines.engine import Identity
+from kvrouter.prefix.stores.base import Origin
+from kvrouter_store.identity.chain import hash_tokens, root_hash
+
+BLOCK_TOKENS = 16
+CHUNK_BLOCKS = 2  # of LMCache
+BLOCKS = 8
+RANKS = 2
+MODEL = "/models/model-tiny"
+IDENTITY = Identity(("m",), block_tokens=BLOCK_TOKENS, family="store", model_path=MODEL)
+READY_S = 60.0
+KINDS = (
+    "fake master",
+    "fake coordinator",
+    pytest.param("mooncake", marks=[pytest.mark.foreign, pytest.mark.timeout(300)]),
+    pytest.param("lmcache", marks=[pytest.mark.foreign, pytest.mark.timeout(300)]),
+)
+
+
+class Prompt:
+    """A prompt of `BLOCKS` blocks, by every name."""
+
+    def __init__(self, salt: str | None = None, adapter: tuple[str, str] | None = None) -> None:
+        self.ids = list(range(100, 100 + BLOCKS * BLOCK_TOKENS + 1))
+        tokens, root = array("I", self.ids), root_hash(None)
+        chain = hash_tokens(tokens, BLOCK_TOKENS, root=root, cache_salt=salt, lora=adapter)
+        self.hashes = bytes(chain.data)
+        self.origin = Origin(tokens.tobytes(), BLOCK_TOKENS, salt, adapter)
+        self.salt = salt
+
+    def names(self, blocks: Iterable[int], ranks: Iterable[int]) -> list[str]:
+        """Of vLLM's MooncakeStoreConnector (store/data.py, `PoolKey`)."""
+        return [
+            f"model-tiny@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@"
+            + self.hashes[32 * block : 32 * block + 32].hex()
+            for block in blocks
+            for rank in ranks
+        ]
+
+
+class Backend(Protocol):
+    """The same few things for every kind. Blocks come in pairs, for LMCache's chunks."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def hold(
+        self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
+    ) -> None:
+        """From now on it holds these blocks too."""
+
+    async def kill(self) -> None:
+        """What it held is gone."""
+
+    async def mend(self) -> None:
+        """It is there again, after `kill` or `stall`."""
+
+    async def stall(self) -> None:
+        """It takes questions, and does not answer."""
+
+    async def close(self) -> None: ...
+
+
+class FakeMasterBackend:
+    def __init__(self) -> None:
+        self.store = FakeMaster(f"?tp={RANKS}")
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    async def hold(
+        self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
+    ) -> None:
+        self.store.keys.update(prompt.names(blocks, ranks))
+
+    async def kill(self) -> None:
+        self.store.keys.clear()
+        await self.store.stop()
+
+    async def mend(self) -> None:
+        self.store.answers.set()
+        await self.close()
+        await self.store.start()
+
+    async def stall(self) -> None:
+        self.store.answers.clear()
+
+    async def close(self) -> None:
+        await self.store.stop()
+
+
+class FakeCoordinatorBackend(FakeMasterBackend):
+    def __init__(self) -> None:
+        chunk_tokens = CHUNK_BLOCKS * BLOCK_TOKENS
+        options = f"?world_size={RANKS}&chunk_size={chunk_tokens}"
+        self.coordinator = FakeCoordinator(options, chunk_tokens)
+        self.store = self.coordinator  # type: ignore[assignment]
+
+    async def hold(
+        self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
+    ) -> None:
+        keys = self.coordinator.keys_of(question_of(prompt))
+        wanted = {(block // CHUNK_BLOCKS, rank) for block in blocks for rank in ranks}
+        for at, key in enumerate(keys):
+            if (at // RANKS, key["kv_rank"]) in wanted:
+                self.coordinator.hold(key)
+
+
+def question_of(prompt: Prompt) -> dict[str, Any]:
+    return {
+        "model_name": MODEL,
+        "world_size": RANKS,
+        "token_ids": prompt.ids,
+        "cache_salt": prompt.salt or "",
+    }
+
+
+class Process:
+    """A real server with its log in `folder`, to be killed, stalled and started again."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.log = folder / f"{name}.log"
+        self.running: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: list[Any], **environment: str) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            self.running = subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+        return self.running
+
+    def signal(self, number: int) -> None:
+        assert self.running is not None
+        self.running.send_signal(number)
+
+    def stall(self) -> None:
+        """SIGSTOP; returns when no thread of it runs any more."""
+        self.signal(signal.SIGSTOP)
+        assert self.running is not None
+        os.waitpid(self.running.pid, os.WUNTRACED)
+
+    def kill(self) -> None:
+        process, self.running = self.running, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    async def until_answered(self, url: str) -> None:
+        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+            while True:
+                assert self.running is not None
+                assert self.running.poll() is None, self.log.read_text()
+                try:
+                    async with session.get(url) as answer:
+                        if answer.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def until_said(self, words: str, times: int) -> None:
+        async with asyncio.timeout(READY_S):
+            while self.log.read_text(errors="replace").count(words) < times:
+                assert self.running is not None
+                assert self.running.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.02)
+
+
+class MooncakeBackend:
+    """A real master, and a client of Mooncake's wheel that lends it memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = Path(os.environ["KVROUTER_MOONCAKE_PYTHON"]).parent
+        self.rpc, self.port = free_port(), free_port()
+        self.master, self.client = Process(folder, "master"), Process(folder, "client")
+        self.lives = self.puts = 0
+
+    @property
+    def url(self) -> str:
+        return f"mooncake://127.0.0.1:{self.port}?tp={RANKS}"
+
+    async def start(self) -> None:
+        self.master.start(
+            [
+                *(self.bin / "mooncake_master", "--rpc_address", "127.0.0.1"),
+                *("--rpc_port", self.rpc, "--metrics_host", "127.0.0.1"),
+                *("--metrics_port", self.port),
+            ]
+        )
+        await self.master.until_answered(f"http://127.0.0.1:{self.port}/health")
+        inside = Path(__file__).parents[2] / "foreign/inside/mooncake_client.py"
+        here = f"127.0.0.1:{free_port()}"
+        command = [self.bin / "python", inside, here, f"127.0.0.1:{self.rpc}"]
+        self.client.start(command, MC_TCP_BIND_ADDRESS="127.0.0.1")
+        self.lives += 1
+        await self.client.until_said("ready\n", self.lives)
+
+    async def hold(
+        self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
+    ) -> None:
+        process = self.client.running
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(prompt.names(blocks, ranks)).encode() + b"\n")
+        process.stdin.flush()
+        self.puts += 1
+        await self.client.until_said("put\n", self.puts)
+
+    async def kill(self) -> None:
+        self.client.kill()
+        self.master.kill()
+
+    async def mend(self) -> None:
+        if self.master.running is None:
+            await self.start()
+        self.master.signal(signal.SIGCONT)
+
+    async def stall(self) -> None:
+        self.master.stall()
+
+    async def close(self) -> None:
+        await self.kill()
+
+
+class LmcacheBackend:
+    """A real coordinator, which gets the events that a multiprocess server would send it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = os.environ["KVROUTER_LMCACHE_PYTHON"]
+        self.port = free_port()
+        self.coordinator = Process(folder, "coordinator")
+        self.sequence = 0
+
+    @property
+    def url(self) -> str:
+        tokens = CHUNK_BLOCKS * BLOCK_TOKENS
+        return f"lmcache://127.0.0.1:{self.port}?world_size={RANKS}&chunk_size={tokens}"
+
+    async def start(self) -> None:
+        quiet = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+        self.coordinator.start(
+            [
+                *(self.python, "-m", "lmcache.cli.main", "coordinator", "--disable-metrics"),
+                *("--host", "127.0.0.1", "--port", self.port),
+                *("--chunk-size", CHUNK_BLOCKS * BLOCK_TOKENS),
+            ],
+            **quiet,
+        )
+        await self.coordinator.until_answered(f"http://127.0.0.1:{self.port}/healthz")
+        self.sequence = 0
+
+    async def hold(
+        self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
+    ) -> None:
+        found = await self._post("/directory/lookup", question_of(prompt))
+        wanted = {(block // CHUNK_BLOCKS, rank) for block in blocks for rank in ranks}
+        keys = [each["key"] for each in found["results"]]
+        entries = [
+            {"key": key, "size_bytes": 1 << 16}
+            for at, key in enumerate(keys)
+            if (at // RANKS, at % RANKS) in wanted
+        ]
+        self.sequence += 1
+        batch = {
+            "instance_id": "a",
+            "incarnation": 1,
+            "seq": self.sequence,
+            "event_type": "store",
+            "tier": "l1",
+            "backend": "dram",
+            "entries": entries,
+        }
+        assert (await self._post("/events", {"batches": [batch]}))["applied"] == 1
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def kill(self) -> None:
+        self.coordinator.kill()
+
+    async def mend(self) -> None:
+        if self.coordinator.running is None:
+            await self.start()
+        self.coordinator.signal(signal.SIGCONT)
+
+    async def stall(self) -> None:
+        self.coordinator.stall()
+
+    async def close(self) -> None:
+        await self.kill()
+
+
+async def started(kind: str, folder: Path) -> Backend:
+    """One of that kind; a real one needs its environment."""
+    if kind == "fake master":
+        backend: Any = FakeMasterBackend()
+    elif kind == "fake coordinator":
+        backend = FakeCoordinatorBackend()
+    else:
+        variable = f"KVROUTER_{kind.upper()}_PYTHON"
+        if not os.environ.get(variable):
+            pytest.skip(f"{variable} names no python: see tests/foreign and tests/lmcache")
+        backend = MooncakeBackend(folder) if kind == "mooncake" else LmcacheBackend(folder)
+        await backend.start()
+        return backend  # type: ignore[no-any-return]
+    await backend.store.start()
+    return backend  # type: ignore[no-any-return]

@@ -1,0 +1,155 @@
+"""Polls for landings: how often, how long, and what a failure means. Nothing here sleeps."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+from tests.unit.router.conftest import Clock
+
+from kvrouter.engines.engine import CacheGroup, Identity
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, Origin
+from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
+from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
+
+HASHES = bytes(32 * 4)
+
+
+@dataclass
+class Script:
+    """A catalogue in which blocks appear at given times.
+
+    Attributes:
+        at_s: when each block appears.
+        fails: raised by every question.
+        asked_s: when it was asked.
+        held_s: how many blocks it was told to hold.
+    """
+
+    clock: Clock
+    at_s: list[float] = field(default_factory=list)
+    fails: KVStoreError | None = None
+    keeps_engines: bool = True
+    unnamed: bool = False
+    asked_s: list[float] = field(default_factory=list)
+    held_s: list[int] = field(default_factory=list)
+
+    def adopt(self, identity: Identity) -> Identity:
+        return replace(identity, manifest="its own")
+
+    def possible(self, manifest: str, upto: int, origin: Origin | None) -> int | None:
+        return None if self.unnamed else min(upto, 4)
+
+    async def held(
+        self, manifest: str, hashes: bytes, held: int, upto: int, origin: Origin | None
+    ) -> int:
+        self.asked_s.append(self.clock.now)
+        self.held_s.append(held)
+        await asyncio.sleep(0)
+        if self.fails is not None:
+            raise self.fails
+        return sum(at <= self.clock.now for at in self.at_s)
+
+
+def view_of(script: Script) -> PollingView:
+    async def sleep(seconds: float) -> None:
+        script.clock.pass_s(seconds)
+        await asyncio.sleep(0)
+
+    return PollingView(script, script.clock, sleep)
+
+
+async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
+    return await view.wait("m", HASHES, upto, deadline_s)
+
+
+async def test_pauses_between_polls_grow_and_stay_short(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock, [begun_s] * 3)
+    landing = await wait(view_of(script))
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 3)
+    pauses = [b - a for a, b in zip(script.asked_s, script.asked_s[1:], strict=False)]
+    assert script.asked_s[0] == begun_s
+    assert pauses[:3] == pytest.approx([0.005, 0.01, 0.02])
+    assert max(pauses) == pytest.approx(LONGEST_PAUSE_S)
+    assert script.asked_s[-1] == pytest.approx(begun_s + 2.0)
+    assert len(script.asked_s) < 20
+    assert script.held_s == [0] + [3] * (len(script.asked_s) - 1)
+
+
+async def test_a_landing_is_seen_at_the_next_poll(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock, [begun_s, begun_s, begun_s, begun_s + 0.03])
+    landing = await wait(view_of(script))
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
+    assert clock.now - begun_s < 0.04
+
+
+async def test_all_landings_together_poll_so_often_and_no_more(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock)
+    view = view_of(script)
+    turns = [await wait(view, deadline_s=0.0) for _ in range(3)]
+    assert {turn.outcome for turn in turns} == {LandingOutcome.TIMEOUT}
+    assert len(script.asked_s) == 1  # the others had no turn before their deadlines
+    clock.pass_s(10.0)
+    begun_s, before = clock.now, len(script.asked_s)
+    await asyncio.gather(*(wait(view, deadline_s=1.0) for _ in range(100)))
+    polls = len(script.asked_s) - before
+    assert 100 <= polls <= POLLS_PER_S * (clock.now - begun_s) + 2
+
+
+async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
+    begun_s = clock.now
+    needed = view_of(Script(clock, fails=StoreUnavailable("away")))
+    beside = view_of(Script(clock, fails=StoreUnavailable("away"), keeps_engines=False))
+    lost, counted = await wait(needed), await wait(beside)
+    assert (lost.outcome, lost.blocks) == (LandingOutcome.STORE_AWAY, 0)
+    assert (counted.outcome, counted.blocks) == (LandingOutcome.STORE_AWAY, 4)  # as promised
+    assert lost.lease is counted.lease is None
+    assert clock.now == begun_s
+    assert needed.counts == {"store_away": 1}
+
+
+async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
+    view = view_of(Script(clock, fails=StoreUnavailable("away")))
+    assert await view.match("m", HASHES) == 0
+    assert view.counts == {"match_failed": 1}
+
+
+async def test_a_refusal_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(Script(clock, fails=StoreRefused("give chunk_size=64")))
+    for _ in range(3):
+        await view.match("m", HASHES)
+        await wait(view)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "give chunk_size=64"
+    ]
+
+
+async def test_what_has_no_name_in_the_store_is_not_awaited(clock: Clock) -> None:
+    view = view_of(Script(clock, unnamed=True))
+    landing = await wait(view)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.UNKNOWN_MANIFEST, 4)
+    assert await view.match("m", HASHES) == 0
+
+
+async def test_what_a_store_never_holds_is_not_missed(clock: Clock) -> None:
+    script = Script(clock, [clock.now] * 4)
+    landing = await wait(view_of(script), upto=6)  # two blocks more than whole chunks
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 6)
+
+
+async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -> None:
+    script = Script(clock)
+    assert (await wait(view_of(script), upto=0)).outcome is LandingOutcome.LANDED
+    assert script.asked_s == []
+
+
+async def test_manifests_are_names_alone(clock: Clock) -> None:
+    view = view_of(Script(clock))
+    await view.learn("one", (CacheGroup("x"),))
+    view.rename("one", "other", ())
+    assert view.difference("one", "other") == "manifests one and other"
+    assert view.adopts
+    assert view.adopt(Identity(("m",), family="store")).manifest == "its own"
+    assert view.adopt(Identity(("m",), family="nixl")).manifest is None
