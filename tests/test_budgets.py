@@ -14,7 +14,10 @@ troubleshooting, sizing, migration and security (words 5,700), Kubernetes manife
 a runbook of each alert (words 1,650), the promise of compatibility (words 700), kubeconfigs read
 without a package of 70 MB that leaks secrets and processes (Python 600); SGLang's HiCache
 over the store (Python 580; words 500); an adapter of LMCache's server (Python 1,040, of which 36
-let any engine's flags have the store's settings; words 580).
+let any engine's flags have the store's settings; words 580); questions to tiers below a node, and
+a feed of what it holds (C++ 600), tiers over Redis, Mooncake Store and InfiniStore (Python 1,650;
+words 640), several store nodes (Python 790, of which 324 let an engine read other nodes; words
+710).
 """
 
 from collections.abc import Callable, Iterable
@@ -104,12 +107,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 47_180),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_620),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_030),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_630),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 29_590),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 30_940),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

@@ -37,7 +37,8 @@ identity
 connection
 rdma
 client
-connectors node tensors
+connectors tensors tiers
+node
 """.strip().splitlines()
 # What each folder of csrc may include, besides itself.
 NATIVE = {

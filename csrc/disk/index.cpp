@@ -159,6 +159,7 @@ std::optional<DiskEntry> DiskIndex::entry_of(const Block& block, const Part& par
 
 void DiskIndex::on_leave(const Block& block) {
   parts_ -= block.parts.size();
+  if (left_) left_(block.key);
   const auto spec = spec_numbers_.find(block.key.spec_id);
   if (spec != spec_numbers_.end()) journal_.remove(spec->second, block.key.hash, std::nullopt);
 }

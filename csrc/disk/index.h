@@ -28,6 +28,8 @@ class DiskIndex final : public TableObserver {
   const Part* find(const BlockKey& key, uint32_t part_id);
   Block* find_block(const BlockKey& key) { return table_.find(key); }
   void touch(const BlockKey& key);
+  // `left` is called when a block is not on the disk any more.
+  void when_left(std::function<void(const BlockKey&)> left) { left_ = std::move(left); }
   void pin(Block& block) { table_.pin(block); }
   void unpin(Block& block) { table_.unpin(block); }
 
@@ -99,6 +101,7 @@ class DiskIndex final : public TableObserver {
   uint64_t evicted_in_vain_ = 0;  // bytes, since an extent was granted
   std::vector<BlockKey> to_compact_;
   bool compacting_ = false;
+  std::function<void(const BlockKey&)> left_;
 };
 
 }  // namespace kv

@@ -86,6 +86,13 @@ class DiskTier {
   void committed(const BlockKey& key, uint32_t part_id);
   // Forgets a block, and cancels its reads and writes. Durable soon after.
   bool remove(const BlockKey& key);
+  // Of a block on the disk.
+  std::optional<BlockKey> parent_of(const BlockKey& key) const {
+    const Block* const block = index_->find_block(key);
+    return block == nullptr ? std::nullopt : block->parent;
+  }
+  // `left` is called when a block is not on the disk any more.
+  void when_left(std::function<void(const BlockKey&)> left) { index_->when_left(std::move(left)); }
   // As Table::next_keys.
   bool next_keys(Table::Sweep& sweep, std::vector<BlockKey>& keys) const {
     return index_->next_keys(sweep, keys);

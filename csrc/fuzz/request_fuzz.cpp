@@ -91,7 +91,7 @@ std::vector<std::string> stories() {
             lift = act(Act::kLift), scribble = act(Act::kScribble), drain = act(Act::kDrain),
             erase = act(Act::kDelete), time = act(Act::kTime), purge = act(Act::kPurge),
             lend = act(Act::kLend), post = act(Act::kPost), attach = act(Act::kAttach),
-            host = act(Act::kHost);
+            host = act(Act::kHost), match = act(Act::kMatch);
   return {
       // Two map the pool: one writes and leases while the other fills it until blocks must go.
       story(1, 0, 7, 0,
@@ -162,6 +162,13 @@ std::vector<std::string> stories() {
              {put, 0, 0, 0, 1, 0, 3, 0, 255}, {get, 2, 0, 0, 1, 0, 3},
              {acquire, 0, 0, 0, 0, 0, 3, 0}, {lend, 0, 0, 0, 2, 0, 0, 0}, {post, 0, 2, 0, 0},
              {get, 2, 0, 0, 2, 0, 1}}),
+      // Tiers below the node: they answer too much, nothing, never, and after a client has left.
+      story(1, 0, 7, 0,
+            {{host, 0}, {connect, 0, 0}, {enroll, 0, 0, 0}, {put, 0, 0, 0, 0, 0, 2, 0, 0},
+             {match, 0, 0, 0, 0, 0, 5}, {host, 0, 6}, {host, 0, 1}, {get, 0, 0, 0, 0, 0, 5},
+             {host, 0, 2}, {connect, 1, 0}, {enroll, 1, 0, 0}, {acquire, 1, 0, 0, 0, 0, 5, 0},
+             {put, 0, 0, 0, 0, 2, 3, 0, 0}, {host, 0, 3}, {match, 1, 0, 0, 1, 0, 4},
+             {vanish, 1}, {host, 0, 4}, {get, 0, 0, 0, 1, 0, 4}, {host, 0, 7}, {time, 0, 200}}),
       // Two tenants with the same names, then the node leaves.
       story(1, 2, 20, 0,
             {{connect, 0, 0}, {enroll, 0, 0, 0}, {connect, 1, 4}, {enroll, 1, 0, 0},

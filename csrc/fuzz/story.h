@@ -389,6 +389,7 @@ class Story {
   // What the server does after each batch of events.
   void after_a_batch() {
     node_.expire_waits();
+    node_.expire_tier_asks();
     node_.replies().take_dirty();
     node_.begin_turn();
     node_.clear_up();

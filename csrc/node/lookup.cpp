@@ -27,6 +27,17 @@ bool Lookup::find_more(Found& found, const Manifest& manifest, HashSpan hashes, 
   return true;
 }
 
+bool Lookup::find_missing(std::vector<uint32_t>& missing, uint32_t& next, const Manifest& manifest,
+                          HashSpan hashes) {
+  for (; next < hashes.count; ++next, state_.turn.spend(manifest.parts.size())) {
+    if (state_.turn.over()) return false;
+    Found found;
+    const BlockKey key{manifest.spec_id, hashes[next]};
+    if (!find_next(found, key, manifest.part_ids, false)) missing.push_back(next);
+  }
+  return true;
+}
+
 uint32_t Lookup::find_all(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
   Found found;
   while (found.blocks < hashes.count &&
@@ -45,6 +56,14 @@ void Lookup::count(const Session& session, const Found& found, uint32_t asked) {
   if (state_.disk == nullptr) return;
   counters.hits[Tier::kDisk] += found.blocks - found.in_memory;
   counters.misses[Tier::kDisk] += asked - found.blocks;
+}
+
+void Lookup::count_remote(const Session& session, uint32_t found, size_t missing) {
+  TenantCounts& tenant = state_.counts_of(session);
+  tenant.hits += found;
+  tenant.misses -= found;  // as which count() has counted them
+  state_.counters.hits[Tier::kRemote] += found;
+  state_.counters.misses[Tier::kRemote] += missing - found;
 }
 
 }  // namespace kv

@@ -11,10 +11,14 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
     : state_(std::move(options), pool, pool_bytes), readable_fd_(readable_fd),
       writable_fd_(writable_fd) {
   if (directory != nullptr) local_.publish_in(*directory);
+  state_.table.watch([this](const BlockKey& key) { feed_.changed(key); });
 }
 
 // Before the other parts go: sessions give back what they hold.
-Node::~Node() { state_.sessions.clear(); }
+Node::~Node() {
+  state_.table.watch(nullptr);
+  state_.sessions.clear();
+}
 
 void Node::set_now(TimePoint now) {
   state_.now = now;
@@ -42,6 +46,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   landings_.drop_session(*session);
   state_.leases.drop_session(id, Turn(state_.options.turn_blocks));
   promotion_.drop_session(id);
+  tier_asks_.drop_session(id);
   if (session->greeted) --state_.counts_of(*session).connections;
   session->put.reset();
   std::vector<Slot> slots = local_.end(*session);
@@ -133,12 +138,22 @@ void Node::read_notes() {
 
 void Node::clear_up() {
   state_.leases.clear_up(state_.turn);
+  tier_asks_.go_on();
   landings_.go_on();
 }
 
 std::optional<TimePoint> Node::next_deadline() const {
-  const std::optional<TimePoint> wait = landings_.next_deadline(), run = promotion_.next_deadline();
-  return wait && run ? std::min(wait, run) : wait ? wait : run;
+  std::optional<TimePoint> next = landings_.next_deadline();
+  for (const auto& one : {promotion_.next_deadline(), tier_asks_.next_deadline()})
+    if (one && (!next || *one < *next)) next = one;
+  return next;
+}
+
+const std::string* Node::document(std::string_view tenant, const Hash& digest) const {
+  for (const Manifest& manifest : state_.registry.manifests())
+    if (manifest.digest == digest && state_.options.tenants.name(manifest.tenant) == tenant)
+      return &manifest.doc;
+  return nullptr;
 }
 
 Purge Node::begin_purge(std::optional<uint32_t> tenant) {

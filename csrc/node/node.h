@@ -1,7 +1,9 @@
 // A store node without sockets' loop: its connections, and which part of it serves which request.
 #pragma once
 
-#include "node/attachments.h"
+#include "node/host/attachments.h"
+#include "node/host/feed.h"
+#include "node/host/tier_asks.h"
 #include "node/landings.h"
 #include "node/local_peers.h"
 #include "node/lookup.h"
@@ -68,10 +70,13 @@ class Node {
   // BETWEEN REQUESTS.
   // Goes on, in a turn, with what ended connections have left and with waits.
   void clear_up();
-  bool is_clear() const { return state_.leases.is_clear() && landings_.is_clear(); }
+  bool is_clear() const {
+    return state_.leases.is_clear() && landings_.is_clear() && tier_asks_.is_clear();
+  }
   void expire_waits() { landings_.expire(); }
   void expire_reservations() { writes_.expire_reservations(); }
   void expire_runs() { promotion_.expire(); }
+  void expire_tier_asks() { tier_asks_.expire(); }
   std::optional<TimePoint> next_deadline() const;
   // Takes what clients on this host have posted, and counts what they have read, without a request.
   void read_notes();
@@ -85,6 +90,10 @@ class Node {
   }
   DiskTier* disk() { return state_.disk; }
   Attachments& attachments() { return attachments_; }
+  TierAsks& tier_asks() { return tier_asks_; }
+  Feed& feed() { return feed_; }
+  // The document of a manifest; null if the tenant has none of this digest.
+  const std::string* document(std::string_view tenant, const Hash& digest) const;
   LocalPeers& local_peers() { return local_; }
   Replies& replies() { return replies_; }
   Fences& fences() { return state_.fences; }
@@ -119,9 +128,11 @@ class Node {
   std::set<uint64_t> awaiting_hello_;
   Replies replies_{state_};
   Lookup lookup_{state_};
-  Promotion promotion_{state_, [this](const BlockKey& key) { landings_.committed(key); }};
+  Feed feed_{state_};
+  TierAsks tier_asks_{state_};
+  Promotion promotion_{state_, [this](const BlockKey& key) { landings_.committed(key); }, &feed_};
   Landings landings_{state_, replies_, lookup_, promotion_};
-  Reads reads_{state_, replies_, lookup_, promotion_};
+  Reads reads_{state_, replies_, lookup_, promotion_, tier_asks_};
   Writes writes_{state_, replies_, landings_, promotion_};
   LocalPeers local_{state_, replies_, lookup_, writes_};
   Attachments attachments_{state_, replies_};

@@ -21,6 +21,7 @@ int Promotion::open(DiskOptions options, std::unique_ptr<DiskIo> io) {
     state_.registry.restore_part(part.spec, part.digest, part.bytes, part.number);
   disk_ = std::move(disk);
   state_.disk = disk_.get();
+  if (feed_ != nullptr) disk_->when_left([this](const BlockKey& key) { feed_->changed(key); });
   runs_ = std::make_unique<DiskRuns>(state_.table, *disk_);
   return 0;
 }
@@ -99,6 +100,9 @@ void Promotion::on_promoted(const BlockKey& key) {
 
 void Promotion::on_lost(const BlockKey& key) { end(runs_->changed(key)); }
 
-void Promotion::on_bypassed() { end(runs_->all()); }
+void Promotion::on_bypassed() {
+  if (feed_ != nullptr) feed_->lose();
+  end(runs_->all());
+}
 
 }  // namespace kv

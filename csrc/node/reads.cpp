@@ -10,41 +10,99 @@ using wire::Status;
 
 bool Reads::match(Session& session, const Header& header, const wire::MatchRequest& request) {
   if (replies_.manifest_or_fail(session, header, request.manifest_id) == nullptr) return true;
-  return in_turns(session, [=, this, &session, found = Found()]() mutable {
+  return in_turns(session, [=, this, &session, found = Found(), missing = Missing()]() mutable {
     const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
     if (!lookup_.find_more(found, manifest, request.hashes, true)) return false;
-    lookup_.count(session, found, request.hashes.count);
-    wire::MatchReply answer{found.blocks, {}};
-    const auto place = [&](uint32_t blocks, Tier tier) {
-      answer.places.push_back({blocks, state_.options.node, static_cast<uint8_t>(tier)});
+    if (!find_missing(missing, found, manifest, request.hashes)) return false;
+    const auto answer = [=, this, places = missing.places](Session& waiting, HashSpan hashes,
+                                                           uint32_t in_tiers) {
+      const uint32_t blocks = in_tiers == places.size() ? hashes.count : places[in_tiers];
+      const wire::MatchRequest kept{request.manifest_id, request.promote, hashes};
+      answer_match(waiting, header, kept, found, blocks);
+      lookup_.count_remote(waiting, blocks - found.blocks, hashes.count - found.blocks);
+      if (request.promote != 0)
+        bring(waiting, kept, found, {places.begin(), places.begin() + in_tiers});
     };
-    if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
-    if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
-    replies_.send(session, header, std::move(answer));
-    if (request.promote == 0 || found.in_memory == found.blocks) return true;
-    const BlockKey first{manifest.spec_id, request.hashes[found.leading_in_memory]};
-    // If its first block is being read, so is the rest.
-    if (!state_.disk->promoting(first, manifest.part_ids))
-      promotion_.announce(manifest, {request.hashes.data, found.blocks});
+    if (!missing.places.empty() &&
+        ask_tiers(session, manifest, request.hashes, missing.places, false, answer))
+      return true;
+    answer_match(session, header, request, found, found.blocks);
+    if (request.promote != 0) bring(session, request, found, {});
     return true;
   });
+}
+
+// `blocks`: with those that a tier below the node has.
+void Reads::answer_match(Session& session, const Header& header, const wire::MatchRequest& request,
+                         const Found& found, uint32_t blocks) {
+  lookup_.count(session, found, request.hashes.count);
+  wire::MatchReply answer{blocks, {}};
+  const auto place = [&](uint32_t upto, Tier tier) {
+    answer.places.push_back({upto, state_.options.node, static_cast<uint8_t>(tier)});
+  };
+  if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
+  if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
+  if (blocks > found.blocks) place(blocks, Tier::kRemote);
+  replies_.send(session, header, std::move(answer));
+}
+
+// Begins to bring blocks into memory that are on the disk or in a tier below the node.
+void Reads::bring(Session& session, const wire::MatchRequest& request, const Found& found,
+                  std::vector<uint32_t> in_tiers) {
+  const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+  if (!in_tiers.empty())
+    tier_asks_.begin(session.id, manifest, request.hashes, std::move(in_tiers), true, nullptr);
+  if (found.in_memory == found.blocks) return;
+  const BlockKey first{manifest.spec_id, request.hashes[found.leading_in_memory]};
+  // If its first block is being read, so is the rest.
+  if (!state_.disk->promoting(first, manifest.part_ids))
+    promotion_.announce(manifest, {request.hashes.data, found.blocks});
+}
+
+// True: `missing` is complete. Without tiers nothing is looked for.
+bool Reads::find_missing(Missing& missing, const Found& found, const Manifest& manifest,
+                         HashSpan hashes) {
+  if (!tier_asks_.offered()) return true;
+  missing.next = std::max(missing.next, found.blocks);
+  return lookup_.find_missing(missing.places, missing.next, manifest, hashes);
+}
+
+// True: `answer` is called when the tiers below the node have answered, unless the session ends.
+bool Reads::ask_tiers(Session& session, const Manifest& manifest, HashSpan hashes,
+                      std::vector<uint32_t> missing, bool load, Answer answer) {
+  if (session.parked >= Session::kMaxParked) return false;
+  const auto then = [this, id = session.id, answer = std::move(answer)](HashSpan kept,
+                                                                        uint32_t found) {
+    Session* const waiting = state_.find_session(id);
+    if (waiting == nullptr) return;
+    --waiting->parked;
+    // In one turn: the connection may be at another request by now.
+    const Turn before = std::exchange(state_.turn, Turn::endless());
+    answer(*waiting, kept, found);
+    state_.turn = before;
+  };
+  if (!tier_asks_.begin(session.id, manifest, hashes, std::move(missing), load, then)) return false;
+  ++session.parked;
+  return true;
 }
 
 // A question about many blocks, of which few will be read: it does not count as a use of them.
 bool Reads::held(Session& session, const Header& header, const wire::BlocksRequest& request) {
   if (replies_.manifest_or_fail(session, header, request.manifest_id) == nullptr) return true;
-  return in_turns(session, [=, this, &session, answer = wire::StatusesReply()]() mutable {
+  return in_turns(session, [=, this, &session, missing = Missing()]() mutable {
     const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
-    while (answer.statuses.size() < request.hashes.count) {
-      if (state_.turn.over()) return false;
-      state_.turn.spend(manifest.parts.size());
-      Found found;
-      const BlockKey key{manifest.spec_id, request.hashes[answer.statuses.size()]};
-      const bool there = lookup_.find_next(found, key, manifest.part_ids, false);
-      const auto status = there ? BlockStatus::kExists : BlockStatus::kMissing;
-      answer.statuses.push_back(static_cast<uint8_t>(status));
-    }
-    replies_.send(session, header, std::move(answer));
+    if (!lookup_.find_missing(missing.places, missing.next, manifest, request.hashes)) return false;
+    const auto answer = [=, this, places = missing.places](Session& waiting, HashSpan hashes,
+                                                           uint32_t in_tiers) {
+      wire::StatusesReply reply;
+      reply.statuses.assign(hashes.count, static_cast<uint8_t>(BlockStatus::kExists));
+      for (size_t i = in_tiers; i < places.size(); ++i)
+        reply.statuses[places[i]] = static_cast<uint8_t>(BlockStatus::kMissing);
+      replies_.send(waiting, header, std::move(reply));
+    };
+    if (missing.places.empty() ||
+        !ask_tiers(session, manifest, request.hashes, missing.places, false, answer))
+      answer(session, request.hashes, 0);
     return true;
   });
 }
@@ -71,28 +129,48 @@ bool Reads::get(Session& session, const Header& header, const wire::ReadRequest&
   return read(session, header, request);
 }
 
-// ACQUIRE and GET. With a disk, blocks are looked up first, and waited for if only the disk has
+// ACQUIRE and GET. With a disk or tiers, blocks are looked up first, and waited for if memory lacks
 // them.
 bool Reads::read(Session& session, const Header& header, const wire::ReadRequest& request) {
   TurnStep serve_now = serve(session, header, request);
-  if (state_.disk == nullptr) return in_turns(session, std::move(serve_now));
+  if (state_.disk == nullptr && !tier_asks_.offered())
+    return in_turns(session, std::move(serve_now));
   return in_turns(session, [=, this, &session, serve_now = std::move(serve_now), found = Found(),
-                            looking = true]() mutable {
+                            missing = Missing(), looking = true]() mutable {
     if (!looking) return serve_now();
     const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
     if (!lookup_.find_more(found, manifest, request.hashes, false)) return false;
+    if (!find_missing(missing, found, manifest, request.hashes)) return false;
     looking = false;
-    if (header.op == wire::Op::kAcquire) lookup_.count(session, found, request.hashes.count);
-    return fetch_first(session, header, manifest, request, found.leading_in_memory) || serve_now();
+    if (!missing.places.empty() &&
+        load_first(session, header, manifest, request, std::move(missing.places)))
+      return true;
+    return fetch_first(session, header, manifest, request, found) || serve_now();
   });
+}
+
+// True: the request is answered when its blocks have been brought from the tiers below the node.
+bool Reads::load_first(Session& session, const Header& header, const Manifest& manifest,
+                       const wire::ReadRequest& request, std::vector<uint32_t> missing) {
+  const auto answer = [this, header, manifest_id = request.manifest_id,
+                       part = request.part](Session& waiting, HashSpan hashes, uint32_t) {
+    const Manifest& named = *state_.registry.find(waiting.tenant, manifest_id);
+    const wire::ReadRequest kept{manifest_id, part, hashes};
+    Found found;
+    lookup_.find_more(found, named, hashes, false);
+    if (!fetch_first(waiting, header, named, kept, found)) serve(waiting, header, kept)();
+  };
+  return ask_tiers(session, manifest, request.hashes, std::move(missing), true, answer);
 }
 
 // True: the request is answered when its blocks have been brought from the disk.
 bool Reads::fetch_first(Session& session, const Header& header, const Manifest& manifest,
-                        const wire::ReadRequest& request, uint32_t leading_in_memory) {
+                        const wire::ReadRequest& request, const Found& found) {
   const HashSpan hashes = request.hashes;
-  if (leading_in_memory == hashes.count || session.parked >= Session::kMaxParked ||
-      !state_.disk->has({manifest.spec_id, hashes[leading_in_memory]}, manifest.part_ids))
+  if (state_.disk == nullptr) return false;  // give_lease() counts
+  if (header.op == wire::Op::kAcquire) lookup_.count(session, found, hashes.count);
+  if (found.leading_in_memory == hashes.count || session.parked >= Session::kMaxParked ||
+      !state_.disk->has({manifest.spec_id, hashes[found.leading_in_memory]}, manifest.part_ids))
     return false;
   const auto then = [this, id = session.id, header, manifest_id = request.manifest_id,
                      part = request.part](HashSpan kept) {

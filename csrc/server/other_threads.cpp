@@ -101,6 +101,49 @@ std::vector<DiskNotice> Server::take_notices() {
   return node_->disk()->take_notices();
 }
 
+int Server::offer_tiers(double timeout_s) {
+  const auto lock = enter();
+  if (node_ == nullptr || node_->tier_asks().offer(timeout_s) != 0) return -1;
+  return node_->tier_asks().ready_fd();
+}
+
+std::vector<TierAsk> Server::take_tier_asks() {
+  const auto lock = enter();
+  if (node_ == nullptr) return {};
+  return node_->tier_asks().take();
+}
+
+bool Server::answer_tier(uint64_t id, uint32_t found) {
+  const auto lock = enter();
+  if (node_ == nullptr) return false;
+  wake();
+  return node_->tier_asks().answer(id, found);
+}
+
+int Server::offer_feed(size_t most) {
+  const auto lock = enter();
+  if (node_ == nullptr || node_->feed().offer(most) != 0) return -1;
+  return node_->feed().ready_fd();
+}
+
+void Server::restart_feed() {
+  const auto lock = enter();
+  if (node_ != nullptr) node_->feed().restart();
+}
+
+Feed::Taken Server::take_feed() {
+  const auto lock = enter();
+  if (node_ == nullptr) return {};
+  node_->read_notes();
+  return node_->feed().take();
+}
+
+std::optional<std::string> Server::document(std::string_view tenant, const Hash& digest) {
+  const auto lock = enter();
+  const std::string* const found = node_ == nullptr ? nullptr : node_->document(tenant, digest);
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
 int Server::offer_attach(size_t most) {
   const auto lock = enter();
   if (node_ == nullptr || node_->attachments().offer(most) != 0) return -1;

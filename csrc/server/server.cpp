@@ -142,6 +142,7 @@ void Server::loop() {
     node_->clear_up();
     if (node_->disk() != nullptr) turn_disk();
     node_->expire_waits();
+    node_->expire_tier_asks();
     if (node_->now() >= next_sweep_) sweep();
     if (node_->draining()) node_->end_hopeless_waits();
     connections_->flush_dirty();

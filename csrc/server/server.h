@@ -78,6 +78,18 @@ class Server {
   // What happened to the disk, in sentences.
   std::vector<DiskNotice> take_notices();
 
+  // For the host of tiers below this node; see TierAsks. offer_tiers() returns a descriptor that is
+  // readable while take_tier_asks() has something: the server's own, until stop(); or -1.
+  int offer_tiers(double timeout_s);
+  std::vector<TierAsk> take_tier_asks();
+  bool answer_tier(uint64_t id, uint32_t found);
+  // What this node holds, as it changes; see Feed. offer_feed() returns a descriptor as above.
+  int offer_feed(size_t most);
+  void restart_feed();
+  Feed::Taken take_feed();
+  // The document of a manifest; nothing if the tenant has none of this digest.
+  std::optional<std::string> document(std::string_view tenant, const Hash& digest);
+
   // For the host of RDMA; see Attachments. offer_attach() returns a descriptor that is readable
   // while take_attach_events() has something: the server's own, until stop(); or -1.
   int offer_attach(size_t most);

@@ -24,8 +24,9 @@ enum class Attached : uint8_t { kDone, kRefused, kGone };
 inline constexpr std::array<const char*, 3> kAttachedNames{"attached", "refused", "gone"};
 
 // Where blocks are; the number is that of wire::Place.
-enum class Tier : uint8_t { kMemory, kDisk };
-inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
+// kRemote: in a store below this node, and not in it.
+enum class Tier : uint8_t { kMemory, kDisk, kRemote };
+inline constexpr std::array<const char*, 3> kTierNames{"memory", "disk", "remote"};
 
 // By the number of the op, minus one.
 inline constexpr std::array<const char*, 19> kOpNames{

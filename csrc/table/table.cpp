@@ -69,6 +69,7 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
   --counts_.reserved_blocks;
   --block->reserved;
   refresh(*block);
+  tell(*block);
   return BlockStatus::kOk;
 }
 
@@ -109,6 +110,7 @@ bool Table::adopt(const BlockKey& key, const std::optional<BlockKey>& parent, ui
   }
   if (directory_ != nullptr) directory_->publish({key, part_id}, slot.offset, crc);
   refresh(*block);
+  tell(*block);
   return true;
 }
 
@@ -264,6 +266,7 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
   withdraw(block);
   block.resident = block.evictable = false;
   if (observer_ != nullptr && !block.parts.empty()) observer_->on_leave(block);
+  if (!block.parts.empty()) tell(block);
   settle_hold(block);
   grow(block, 0 - bytes_of(block.parts));
   leave_parent(block);

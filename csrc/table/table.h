@@ -84,6 +84,8 @@ class Table {
   void keep_while(std::function<bool(const Block&)> read_in_place) {
     read_in_place_ = std::move(read_in_place);
   }
+  // `changed` is called when a part of a block has been committed, and when a block has left.
+  void watch(std::function<void(const BlockKey&)> changed) { changed_ = std::move(changed); }
   // Unpins the blocks that no client reads in place any more.
   void recheck_kept();
 
@@ -169,6 +171,9 @@ class Table {
   uint64_t let_go(Block& victim);
   void refresh(Block& block);
   void publish(const Block& block);
+  void tell(const Block& block) const {
+    if (changed_) changed_(block.key);
+  }
   void withdraw(const Block& block);
   bool keep_if_read(Block& block);
   void drop_if_empty(Block& block);
@@ -191,6 +196,7 @@ class Table {
   Directory* directory_ = nullptr;
   std::function<void()> before_eviction_;
   std::function<bool(const Block&)> read_in_place_;
+  std::function<void(const BlockKey&)> changed_;
   std::vector<Block*> kept_;  // pinned because of read_in_place_
   TableObserver* observer_ = nullptr;
   BlockMap blocks_;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "node/attachments.h"
+#include "node/host/attachments.h"
 #include "node/local_peers.h"
 #include "wire_client.h"
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "node/attachments.h"
+#include "node/host/attachments.h"
 #include "server/server.h"
 #include "wire_client.h"
 

@@ -72,7 +72,7 @@ struct ManifestsReply {
 struct Place {
   uint32_t blocks = 0;
   uint32_t node = 0;
-  uint8_t tier = 0;  // 0 = memory, 1 = disk
+  uint8_t tier = 0;  // 0 = memory, 1 = disk, 2 = remote: in a store below the node
   template <class V> bool fields(V& v) { return v.u32(blocks) && v.u32(node) && v.u8(tier); }
 };
 

@@ -702,6 +702,46 @@ class Placed:
         """How many NUMA nodes hold a part of it; 0 where it is bound to none."""
 
 @final
+class TierAsk:
+    """A question of a request that waits: which of the blocks that the node lacks a tier has."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def load(self) -> bool:
+        """Whether they are to be put into the node before the answer."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def manifest(self) -> bytes:
+        """The digest of the manifest."""
+
+    @property
+    def hashes(self) -> bytes:
+        """All hashes of the request, 32 bytes per block; of a load, a chain."""
+
+    @property
+    def missing(self) -> list[int]:
+        """The places in `hashes` of blocks that the node lacks, ascending."""
+
+class BlockChange:
+    """A block that the node holds whole now (`stored`), or not any more. May be told twice."""
+
+    @property
+    def stored(self) -> bool: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def manifest(self) -> bytes:
+        """The digest of the manifest of which it has all parts."""
+
+    @property
+    def hash(self) -> bytes: ...
+    @property
+    def parent(self) -> bytes | None:
+        """The block before it; None: it begins a chain, or it is gone."""
+
 class AttachEvent:
     """An order to the RDMA host: make a queue pair for a session (`begins`), or end the one it has."""
 
@@ -778,6 +818,38 @@ class StoreServer:
     @property
     def notice_fd(self) -> int:
         """A descriptor, the server's own, that is readable while there are notices. -1 without a disk."""
+
+    def offer_tiers(self, timeout_s: float) -> int:
+        """From now on requests for blocks that the node lacks wait for tiers, at most `timeout_s`.
+
+        Returns a descriptor that is readable while take_tier_asks() has questions; the server's own until
+        stop(). ValueError unless running.
+        """
+
+    def take_tier_asks(self) -> list[TierAsk]:
+        """Return the questions, each once. One whose request has ended is left out."""
+
+    def answer_tier(self, id: int, found: int) -> bool:
+        """Of the missing blocks, the first `found` are in a tier, or have been put into the node.
+
+        False: nothing waits for it any more.
+        """
+
+    def offer_feed(self, most: int) -> int:
+        """From now on keep what changes in the node, at most `most` blocks.
+
+        Returns a descriptor that is readable while take_feed() has something; the server's own until stop().
+        ValueError unless running.
+        """
+
+    def restart_feed(self) -> None:
+        """Tell all that the node holds once more."""
+
+    def take_feed(self) -> tuple[list[BlockChange], bool]:
+        """Return some changes, each once; True: changes before these were lost."""
+
+    def manifest(self, tenant: str, digest: bytes) -> bytes | None:
+        """Return the document of a manifest; None if the tenant has none of this digest."""
 
     def offer_attach(self, most: int) -> int:
         """From now on let connections attach for RDMA, at most `most` at a time (0: no further ones).

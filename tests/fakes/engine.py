@@ -35,6 +35,7 @@ class FakeEngine:
         began: every completion's body as it begins.
         left: a mark for every completion whose client left before its end.
         manifest: hex digest that its connector hands over, with the prompt's whole blocks.
+        node: URL of the store node that its connector writes to, as it says.
         connections: how many connections were ever made to it.
         piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
         skew: how many tokens it counts more than the prompt has.
@@ -56,6 +57,7 @@ class FakeEngine:
         self.mode = "ok"
         self.manifest: str | None = None
         self.waits = False
+        self.node: str | None = None
         self.go = asyncio.Event()
         self.healthy = asyncio.Event()
         self.healthy.set()
@@ -295,6 +297,8 @@ class FakeEngine:
             }
             if self.waits:
                 told["waits"] = True
+            if self.node is not None:
+                told["node"] = self.node
             answer["kv_transfer_params"] = {"kvstore": told}
         return answer
 

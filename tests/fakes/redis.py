@@ -1,9 +1,11 @@
-"""A real redis-server on a free port of this host, to be killed, stalled and started again."""
+"""Real redis-servers on free ports of this host, to be killed, stalled and started again."""
 
 import shutil
 import signal
 import socket
 import subprocess
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -71,6 +73,11 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def command(self, *words: str) -> str:
+        """What redis-cli says to a command."""
+        command = ["redis-cli", "-p", str(self.port), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     def _started(self, port: int) -> bool:
         program = redis_server()
         assert program is not None, MISSING
@@ -88,6 +95,50 @@ class RedisServer:
         process.wait()
         process.stdout.close()
         return False
+
+
+class RedisCluster:
+    """A cluster of three masters without replicas. Enter it; it ends with its test."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self._stack = ExitStack()
+        self.masters: list[RedisServer] = []
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{each.port}" for each in self.masters)
+        return f"redis+cluster://{places}"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        places = []
+        for k in range(3):
+            folder = self._folder / f"master-{k}"
+            folder.mkdir()
+            bus = str(_free_port())
+            options = ("--cluster-enabled", "yes", "--cluster-port", bus, *self._options)
+            server = self._stack.enter_context(RedisServer(folder, *options))
+            self.masters.append(server)
+            places.append(f"127.0.0.1:{server.port}@{bus}")
+        command = ["redis-cli", "--cluster", "create", *places, "--cluster-yes"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        while not all(
+            "cluster_state:ok" in each.command("CLUSTER", "INFO") for each in self.masters
+        ):
+            time.sleep(0.05)  # masters that have just met serve no key for a while
+
+    def __exit__(self, *about: object) -> None:
+        self._stack.close()
 
 
 def _said(output: IO[str], words: str) -> bool:

@@ -204,7 +204,7 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
     request = {"key": 1, "id": evil, "model": evil, "phase": "plan", "prefill": evil}
     more = {"decode": evil, "age_s": 1, "prompt_tokens": 1, "tokens": 1}
     answer["requests"] = {"total": 1, "shown": [{**request, **more}]}
-    answer["store"]["problem"] = evil
+    answer["stores"][0]["problem"] = evil
     await tab.run(f"window.fetch = async () => new Response({json.dumps(json.dumps(answer))})")
     await tab.until("document.getElementById('about').innerText.includes('<img')")
     rows = [f"#{what}-rows" for what in ("engine", "request", "flow", "model", "error", "event")]
@@ -213,6 +213,19 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
         assert evil in shown, place
     assert await tab.run("document.querySelectorAll('main img, main script').length") == 0
     assert "owned" not in await tab.run("document.title")
+
+
+async def test_every_node_of_the_store_is_shown(here: Cluster, tab: Tab) -> None:
+    await watch(tab, here)
+    answer = await tab.run("fetch('status.json').then(a => a.json())")
+    other = {**answer["store"], "url": "kv://10.0.0.2:7400"}
+    for away in (False, True):
+        answer["stores"] = [answer["store"], {**other, "connected": not away}]
+        await tab.run(f"window.fetch = async () => new Response({json.dumps(json.dumps(answer))})")
+        hint = "kv://10.0.0.2:7400 is not connected" if away else "2 nodes"
+        await tab.until(f"document.getElementById('store-hint').textContent === '{hint}'")
+    assert await tab.run("document.querySelectorAll('#store .tier').length") == 2
+    assert "kv://10.0.0.2:7400" in await tab.text("#store")
 
 
 async def test_a_router_with_a_token_is_asked_with_the_one_that_is_typed(

@@ -10,6 +10,7 @@ from kvrouter.control.page.board import Board
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import SERIES, Snapshots, Sources
+from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.page.window import BUCKET_S, HISTORY_S
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
@@ -34,7 +35,7 @@ class Router:
             index_state=lambda engine: "guessed",
             problem=lambda engine: None,
             load=lambda: Load(self.running, 10, 0, 0, 5),
-            store=None,
+            stores=StoreWatches(lambda: ()),
             policy="prefix",
         )
         self.snapshots = Snapshots(sources, self.clock, lambda: 1e9 + self.clock.now_s)

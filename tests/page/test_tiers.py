@@ -3,7 +3,7 @@
 from tests.page.test_window import Clock
 
 from kvrouter.control.page.model import TierCard
-from kvrouter.control.page.tiers import StoreWatch
+from kvrouter.control.page.tiers import StoreWatch, StoreWatches
 from kvrouter_store.errors import StoreUnavailable
 
 MEMORY = {
@@ -31,6 +31,20 @@ class FakeClient:
         if self.told is None:
             raise StoreUnavailable("there is no connection")
         return self.told
+
+
+async def test_each_node_there_is_has_a_card_and_keeps_it_while_others_come_and_go() -> None:
+    clients = [FakeClient(), FakeClient()]
+    clients[1].url = "kv://127.0.0.2:7400"
+    watches = StoreWatches(lambda: clients)
+    await watches.poll()
+    assert [(card.url, len(card.tiers)) for card in watches.cards()] == [
+        ("kv://127.0.0.1:7400", 1), ("kv://127.0.0.2:7400", 1)
+    ]  # fmt: skip
+    del clients[0]
+    assert [(card.url, len(card.tiers)) for card in watches.cards()] == [
+        ("kv://127.0.0.2:7400", 1)
+    ]  # fmt: skip
 
 
 async def test_before_it_has_said_anything_there_are_no_tiers() -> None:

@@ -67,6 +67,8 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
         prefill, decode = engines
         router = start_router(engine_folder, [prefill.url], [decode.url], None, [])
         try:
+            for each, role in ((prefill, "prefill"), (decode, "decode")):
+                router.wait_log(f"engine {each.address} joins as {role}")
             until_met(router)
             yield Cluster(router, prefill, decode)
         finally:
@@ -112,16 +114,16 @@ def test_a_release_frees_what_the_prefill_engine_keeps(cluster: Cluster) -> None
     _, raw = ask(cluster.prefill.address, "POST", "/v1/completions", asked, 100.0)
     handoff = Nixl().read_prefill_answer(raw)
     assert handoff.transfer_params is not None
-    assert usage(cluster.prefill) > 0
+    wait_usage(cluster.prefill, held=True)
     release = json.loads(Nixl().release_body("tiny", handoff.transfer_params) or b"")
     status, _ = ask(cluster.decode.address, "POST", "/v1/completions", release, 100.0)
     assert status == 400
+    wait_usage(cluster.prefill, held=False)
+
+
+def wait_usage(engine: Engine, *, held: bool) -> None:
+    """Return once requests hold blocks of its KV cache, or none do."""
     until = time.monotonic() + FREED_S
-    while usage(cluster.prefill) > 0:
+    while (engine.counters()["vllm:kv_cache_usage_perc"] > 0) is not held:
         assert time.monotonic() < until
         time.sleep(0.1)
-
-
-def usage(engine: Engine) -> float:
-    """The part of its KV cache that requests hold."""
-    return engine.counters()["vllm:kv_cache_usage_perc"]

@@ -16,12 +16,14 @@ from typing import Any, TextIO
 
 import pytest
 from tests.fakes.link import Link
+from tests.fakes.store import StoreProcess, eventually
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 
 TIERING = Path(__file__).parent / "inside" / "tiering.py"
 TIMEOUT_S = 240
+CHUNK_BYTES = 64 << 10
 CONTRACT = {
     "offload": [True] * 4,
     "read": [True] * 4,
@@ -198,6 +200,83 @@ def test_an_engine_goes_on_beside_a_store_that_hangs(
 def test_an_engine_starts_without_a_store(start: Callable[..., Stories]) -> None:
     found = start(ours("kv://127.0.0.1:9", deadline_s=0.5), "lost", "fresh").found()
     assert found == {"lost": [True, True], "fresh": [True, True]}
+
+
+@pytest.fixture
+def far(tmp_path: Path, start: Callable[..., Stories]) -> Iterator[StoreProcess]:
+    """A node of another host, which has what the stories offload."""
+    with StoreProcess(tmp_path) as node:
+        start(ours(node.url), "offload").found()
+        yield node
+
+
+def beside(node: StoreServer, far: StoreProcess, **more: Any) -> dict[str, Any]:
+    """The entry of a tier that may read from the far node, as from another host."""
+    settings = {"neighbours": far.url, "transport": "tcp", "deadline_s": 1.0, **more}
+    return ours(url_of(node), **settings)
+
+
+def test_chunks_of_another_node_are_read_where_a_request_names_it(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    found = start(beside(node, far), "read", f"read {far.url}", "groups", "lost").found()
+    assert found == {"read": [True] * 4, "groups": True, "lost": [True, True]}
+    assert node.stats()["commits_total"] == 0
+
+
+def test_each_chunk_is_read_where_it_is(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    start(ours(url_of(node)), "half").found()
+    found = start(beside(node, far), f"read {far.url}").found()
+    assert found == {"read": [True] * 4}
+    assert node.stats()["bytes_out_total"] == 2 * CHUNK_BYTES
+
+
+def test_a_node_that_is_not_allowed_is_not_connected_to(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    with StoreClient(far.url) as client:
+        before = client.stats()["connections_total"]
+        tier = beside(node, far, neighbours="127.0.0.1:9")
+        assert start(tier, f"read {far.url}").found() == {"read": [False] * 4}
+        assert client.stats()["connections_total"] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_computes_what_a_node_has_that_died_or_hangs(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess, number: signal.Signals
+) -> None:
+    stories = start(beside(node, far), "pause", f"read {far.url}", f"fresh {far.url}")
+    stories.until_paused()
+    if number == signal.SIGKILL:
+        far.kill()
+    else:
+        far.send(number)
+    try:
+        assert stories.found() == {"read": [False] * 4, "fresh": [True, True]}
+    finally:
+        if number == signal.SIGSTOP:
+            far.send(signal.SIGCONT)
+
+
+def test_a_node_that_fails_while_it_is_read_costs_what_it_had(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    with Link(("127.0.0.1", far.port)) as link:
+        tier = beside(node, far, neighbours=link.url)
+        link.cut_after_down = 100 << 10  # in the midst of the first chain
+        assert start(tier, f"read {link.url}").found()["read"][0] is False
+
+
+def test_what_lands_at_another_node_is_awaited_there(
+    start: Callable[..., Stories], node: StoreServer, tmp_path: Path
+) -> None:
+    with StoreProcess(tmp_path) as far, StoreClient(far.url) as client:
+        stories = start(beside(node, far), f"await_landing {far.url}")
+        assert eventually(lambda: client.stats()["waits"] == 1)
+        start(ours(far.url), "offload").found()
+        assert stories.found() == {"await_landing": [True] * 4}
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,64 @@ void bind_attach(nb::module_& m, nb::class_<Server>& server) {
                    [](const Server& s) { return reinterpret_cast<uintptr_t>(s.pool_data()); });
 }
 
+int offer_tiers(Server& server, double timeout_s) {
+  if (!(timeout_s > 0)) throw nb::value_error("timeout_s must be positive");
+  const int descriptor = server.offer_tiers(timeout_s);
+  if (descriptor < 0) throw nb::value_error("only a server that runs can have tiers below it");
+  return descriptor;
+}
+
+int offer_feed(Server& server, size_t most) {
+  const int descriptor = server.offer_feed(most);
+  if (descriptor < 0) throw nb::value_error("only a server that runs has a feed");
+  return descriptor;
+}
+
+std::pair<std::vector<BlockChange>, bool> take_feed(Server& server) {
+  Feed::Taken taken = server.take_feed();
+  return {std::move(taken.changes), taken.lost};
+}
+
+nb::object document(Server& server, std::string_view tenant, const nb::bytes& digest) {
+  Hash hash;
+  if (digest.size() != sizeof hash.bytes) throw nb::value_error("a digest has 32 bytes");
+  std::memcpy(hash.bytes, digest.c_str(), sizeof hash.bytes);
+  const std::optional<std::string> found = server.document(tenant, hash);
+  return found ? nb::object(to_bytes(found->data(), found->size())) : nb::none();
+}
+
+nb::object optional_name(const std::optional<Hash>& name) {
+  return name ? nb::object(to_bytes(name->bytes, sizeof name->bytes)) : nb::none();
+}
+
+// What the host of tiers below the node uses, and the publisher of its events.
+void bind_tiers(nb::module_& m, nb::class_<Server>& server) {
+  using namespace nb::literals;
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<TierAsk>(m, "TierAsk")
+      .def_ro("id", &TierAsk::id)
+      .def_ro("load", &TierAsk::load)
+      .def_ro("tenant", &TierAsk::tenant)
+      .def_ro("missing", &TierAsk::missing)
+      .def_prop_ro("manifest", [](const TierAsk& a) { return to_bytes(a.manifest.bytes, 32); })
+      .def_prop_ro("hashes", [](const TierAsk& a) {
+        return to_bytes(a.hashes.data(), a.hashes.size() * sizeof(Hash));
+      });
+  nb::class_<BlockChange>(m, "BlockChange")
+      .def_ro("stored", &BlockChange::stored)
+      .def_ro("tenant", &BlockChange::tenant)
+      .def_prop_ro("manifest", [](const BlockChange& c) { return to_bytes(c.manifest.bytes, 32); })
+      .def_prop_ro("hash", [](const BlockChange& c) { return to_bytes(c.hash.bytes, 32); })
+      .def_prop_ro("parent", [](const BlockChange& c) { return optional_name(c.parent); });
+  server.def("offer_tiers", offer_tiers, "timeout_s"_a, Release())
+      .def("take_tier_asks", &Server::take_tier_asks, Release())
+      .def("answer_tier", &Server::answer_tier, "id"_a, "found"_a, Release())
+      .def("offer_feed", offer_feed, "most"_a, Release())
+      .def("restart_feed", &Server::restart_feed, Release())
+      .def("take_feed", take_feed, Release())
+      .def("manifest", document, "tenant"_a, "digest"_a);
+}
+
 }  // namespace
 
 void bind_server(nb::module_& m) {
@@ -249,6 +307,7 @@ void bind_server(nb::module_& m) {
       .def_prop_ro("draining", &Server::draining, Release())
       .def_prop_ro("running", &Server::running);
   bind_attach(m, bound);
+  bind_tiers(m, bound);
 }
 
 }  // namespace kv::python

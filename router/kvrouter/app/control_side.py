@@ -14,12 +14,13 @@ from kvrouter.control.gauges import (
     index_gauges,
     index_state,
     request_gauges,
+    store_gauges,
 )
 from kvrouter.control.load_gauges import load_gauges
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
-from kvrouter.control.page.tiers import StoreWatch
+from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
 from kvrouter.prefix.in_flight import InFlightMemory
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvrouter.control.page.board import Board
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
+    from kvrouter.prefix.stores.base import StoreView
     from kvrouter_store.log import LogWriter
 
 
@@ -53,12 +55,12 @@ def make_control_side(
     core: Core, members: Members, server: HttpServer, board: Board | None, started: asyncio.Event
 ) -> ControlSide:
     """Make it, for the public `server`; `board` is there if there is a control port."""
-    settings, store_client = core.settings, core.store_client
+    settings = core.settings
     status = Status(
         core.pool,
         core.metrics,
         asked=started.is_set,
-        store_connected=lambda: store_client is None or store_client.connected,
+        store_lacks=lambda: _lacks(core.store) if core.store is not None else [],
         aliases=lambda: core.models.aliases,
         draining=lambda: server.draining,
         admin=settings.admin,
@@ -84,8 +86,15 @@ def make_control_side(
     return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
 
 
+def _lacks(store: StoreView) -> list[str]:
+    away = [client.url for client in store.clients if not client.connected]
+    if not store.nodes:
+        return ["the store is not connected"] if away else []
+    return [f"the store node {url} is not connected" for url in away]
+
+
 def _sources(core: Core, members: Members, board: Board, events: Events, status: Status) -> Sources:
-    store_client, queue_wait, engine_wait = core.store_client, core.queue_wait, core.engine_wait
+    store, queue_wait, engine_wait = core.store, core.queue_wait, core.engine_wait
     return Sources(
         pool=core.pool,
         metrics=core.metrics,
@@ -101,7 +110,7 @@ def _sources(core: Core, members: Members, board: Board, events: Events, status:
             waiting_for_engine=engine_wait.waiting,
             queue_size=engine_wait.size,
         ),
-        store=StoreWatch(store_client) if store_client is not None else None,
+        stores=StoreWatches(lambda: store.clients if store is not None else ()),
         policy=core.settings.policy,
     )
 
@@ -127,6 +136,7 @@ def readings(
     counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
     if core.store is not None:
         counts["store_view"] = core.store.counts
+        yield from store_gauges(core.store)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait

@@ -19,8 +19,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter.prefix.stores import foreign_store, is_foreign
-from kvrouter.prefix.stores.node import NodeView
+from kvrouter.prefix.stores import store_of
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.retries import Retries
@@ -30,7 +29,6 @@ from kvrouter_store.client.asyncio_client import AsyncStoreClient
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.prefix.stores.base import StoreView
-    from kvrouter.prefix.stores.http_peer import HttpPeer
 
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer within it is away, until it can be connected again."""
@@ -54,7 +52,6 @@ class Core:
     hash_cache: HashCache
     index: PrefixIndex
     tracker: CacheTracker | None  # None: no KV events are taken
-    store_client: AsyncStoreClient | HttpPeer | None
     store: StoreView | None
     queue_wait: QueueWait
     gates: ModelGates
@@ -91,7 +88,7 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    store_client, store = _make_store(settings)
+    store = _store(settings) if settings.store else None
     return Core(
         settings=settings,
         metrics=metrics,
@@ -108,7 +105,6 @@ def make_core(settings: RouterSettings) -> Core:
         hash_cache=HashCache(),
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
-        store_client=store_client,
         store=store,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
@@ -118,18 +114,11 @@ def make_core(settings: RouterSettings) -> Core:
     )
 
 
-def _make_store(
-    settings: RouterSettings,
-) -> tuple[AsyncStoreClient | HttpPeer | None, StoreView | None]:
-    if settings.store is None:
-        return None, None
-    if is_foreign(settings.store):
-        return foreign_store(settings.store)
-    client = AsyncStoreClient(
+def _store(settings: RouterSettings) -> StoreView:
+    token, tls = settings.store_token.get_secret_value(), settings.store_tls
+    return store_of(
         settings.store,
-        name="router",
-        token=settings.store_token.get_secret_value(),
-        tls=settings.store_tls,
-        deadline_s=STORE_DEADLINE_S,
+        lambda url: AsyncStoreClient(
+            url, name="router", token=token, tls=tls, deadline_s=STORE_DEADLINE_S
+        ),
     )
-    return client, NodeView(client)

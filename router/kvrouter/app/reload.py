@@ -53,6 +53,7 @@ RELOADED: Final = frozenset(
         "recompute_budget_tokens",
         "prefill_threshold",
         "landing_timeout_s",
+        "store",
         "max_choices",
         "health_interval_s",
         "health_timeout_s",
@@ -107,6 +108,9 @@ class LiveSettings:
         self.ports.follow(after)
         self.members.flags.set(after.engines)
         self._follow_limits(after)
+        store = self.core.store
+        follows = store is not None and store.follow(after.store_nodes)
+        reloaded = RELOADED if follows else RELOADED - {"store"}
         if after.log_level != before.log_level:
             logging.getLogger().setLevel(after.log_level.upper())
         changed = [
@@ -115,9 +119,9 @@ class LiveSettings:
             if name not in (*ENGINES, *KEYS) and getattr(before, name) != getattr(after, name)
         ]
         for name in changed:
-            if name in RELOADED:
+            if name in reloaded:
                 log.info("%s is now %s", _flag(name), getattr(after, name))
-        later = [name for name in changed if name not in RELOADED]
+        later = [name for name in changed if name not in reloaded]
         if later:
             flags = ", ".join(map(_flag, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
+    from kvrouter.prefix.stores.base import StoreView
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -59,6 +60,16 @@ def request_gauges(
         "recompute_max_tokens",
         "Limit of these tokens: --recompute-budget-tokens.",
         lambda: [((), float(budget.limit_tokens))],
+    )
+
+
+def store_gauges(store: StoreView) -> Iterator[Reading]:
+    """Gauges of the store's nodes."""
+    yield _gauge(
+        "store_connected",
+        "Whether the router is connected to a node of the store.",
+        lambda: (((client.url,), float(client.connected)) for client in store.clients),
+        "node",
     )
 
 

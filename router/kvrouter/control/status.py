@@ -40,7 +40,7 @@ class Status:
     pool: EnginePool
     metrics: Metrics
     asked: Callable[[], bool]  # whether every engine has been probed once
-    store_connected: Callable[[], bool]  # whether the store is connected; True without a store
+    store_lacks: Callable[[], list[str]]  # sentences about nodes that are not connected
     draining: Callable[[], bool]  # whether the router is about to stop
     aliases: Callable[[], Aliases]  # other names for models
     admin: bool = False
@@ -117,8 +117,7 @@ class Status:
         down = sum(self.pool.down(e) for e in engines if not e.draining)
         if down:
             lacking.append(f"{down} of {len(engines)} engines {'is' if down == 1 else 'are'} down")
-        if not self.store_connected():
-            lacking.append("the store is not connected")
+        lacking += self.store_lacks()
         return "degraded" if lacking else "ok", lacking
 
     def healthcheck(self, _: HttpRequest) -> HttpResponse:

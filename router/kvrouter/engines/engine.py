@@ -85,6 +85,7 @@ class Identity:
     takes_priority: bool = False  # whether it accepted a request with a `priority`
     kv_tokens: int | None = None  # that its KV cache holds, on all ranks together
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
+    node: str | None = None  # URL of the store node that its connector writes to
     model_path: str | None = None  # what it was started with as its model
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
@@ -165,6 +166,11 @@ class Engine:
     def manifest(self) -> str | None:
         """The name of its manifest; None: unknown."""
         return self.identity.manifest if self.identity else None
+
+    @property
+    def node(self) -> str | None:
+        """URL of the store node that its connector writes to; None: unknown."""
+        return self.identity.node if self.identity else None
 
     @property
     def kv_tokens(self) -> int | None:

@@ -73,6 +73,7 @@ class EngineDetector:
             block_tokens=block_tokens or None,
             manifest=handoff.manifest,
             groups=handoff.groups,
+            node=handoff.node,
             root=handoff.root,
             refusal=handoff.refusal,
             waits=handoff.waits,

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def split(value: Any) -> Any:
+def split(value: Any, between: str = r"[,\s]+") -> Any:
     """Split the texts of a list; `a,b` and `a b` are lists too."""
     if isinstance(value, str):
-        return value.replace(",", " ").split()
+        return [part for part in re.split(between, value) if part]
     if isinstance(value, list):
         return [
             part
             for item in value
-            for part in (split(item) if isinstance(item, str) else [str(item)])
+            for part in (split(item, between) if isinstance(item, str) else [str(item)])
         ]
     return value
 
@@ -79,6 +79,7 @@ def _called(metavar: str) -> Any:
 
 _ENGINES = r"(.*=)?\d+"
 _MODELS = r".+=\d+"
+_BEFORE_A_URL = r"[,\s]+(?=\w+://|$)"  # in which there may be commas too
 
 Texts = Annotated[list[str], BeforeValidator(split)]
 Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]
@@ -113,6 +114,11 @@ StoreTokenFile = Annotated[
         description="File that holds the token of the store, in place of --store-token. A node's "
         "--token-file will do if it has one tenant."
     ),
+]
+StoreUrls = Annotated[
+    list[str],
+    BeforeValidator(lambda value: split(value or [], _BEFORE_A_URL)),  # a file may say null
+    _called("URL"),
 ]
 StoreUrl = Annotated[str | None, checked(parse_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -102,6 +102,7 @@ class AsyncStoreClient:
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
+        self._tried = asyncio.Event()  # an attempt has ended since there was a connection
         self._closed = False
 
     @property
@@ -124,6 +125,13 @@ class AsyncStoreClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._up.wait()
+        return self.connected
+
+    async def reached(self) -> bool:
+        """Whether there is a connection; waits at most for the first attempt to get one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.deadline_s):
+                await self._tried.wait()
         return self.connected
 
     async def close(self) -> None:
@@ -271,6 +279,7 @@ class AsyncStoreClient:
                     link = await self._connect(loop)
             except (OSError, TimeoutError, KVStoreError) as error:
                 self._note(error)
+                self._tried.set()
                 backoff.failed(loop.time())
                 await asyncio.sleep(backoff.remaining_s(loop.time()))
                 continue
@@ -278,10 +287,12 @@ class AsyncStoreClient:
             self._refusal = None
             self._link = link
             self._up.set()
+            self._tried.set()
             try:
                 await link.lost
             finally:
                 self._up.clear()
+                self._tried.clear()
                 link.close()
 
     def _note(self, error: BaseException) -> None:

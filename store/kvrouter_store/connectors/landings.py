@@ -1,7 +1,7 @@
-"""Landings that an engine awaits: one thread and one connection for any number of requests.
+"""Landings that an engine awaits: one thread, and one connection to each node for all requests.
 
-The store pushes the news of each block that came. When the store is away, every wait ends at once:
-what is on its way cannot arrive then.
+A node pushes the news of each block that came. When it is away, every wait ends at once: what is on
+its way cannot arrive then.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -20,20 +21,20 @@ from kvrouter_store.identity.chain import HASH_BYTES
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-CONNECT_S = 2.0
-
 
 class AwaitedPrefix:
-    """Blocks of one request that are on their way into the store. Read in any thread.
+    """Blocks of one request that are, or will be, in a node of the store. Read in any thread.
 
     hashes: the awaited blocks, in the order of their chain, 32 bytes each.
-    landed: leading ones of them that are there, as far as the store has reported; only grows.
-    over: no more news will come: all have landed, the time is up, or the store is away.
+    landed: leading ones of them that are there, as far as the node has reported; only grows.
+    found: where others are that were there already.
+    over: no more news will come: all have landed, the time is up, or the node is away.
     """
 
     def __init__(self, hashes: bytes) -> None:
         self.hashes = hashes
         self.landed = 0
+        self.found: frozenset[int] = frozenset()
         self.over = False
         self.wait: Future[None] | None = None
 
@@ -41,6 +42,11 @@ class AwaitedPrefix:
     def blocks(self) -> int:
         """Blocks that are awaited."""
         return len(self.hashes) // HASH_BYTES
+
+    def came(self, place: int) -> bool | None:
+        """Whether the block at this place is there; None: it may yet come."""
+        over = self.over  # read first: news of earlier landings has come by then
+        return self.landed > place or place in self.found or (False if over else None)
 
     def drop(self) -> None:
         """Give the wait up, at the store too. Idempotent."""
@@ -50,13 +56,13 @@ class AwaitedPrefix:
 
 @dataclass(eq=False)
 class Landings:
-    """Follows landings. Thread and connection begin with the first; `close` ends both.
+    """Follows landings. Thread and connections begin with the first; `close` ends them.
 
-    open_client: makes the client, in the thread's loop; this object owns it.
+    open_client: makes a node's client, in the thread's loop; this object owns it.
     news: is set whenever a block landed or a wait ended.
     """
 
-    open_client: Callable[[], AsyncStoreClient]
+    open_client: Callable[[str], AsyncStoreClient]
     news: threading.Event
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
@@ -64,18 +70,23 @@ class Landings:
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._client: AsyncStoreClient | None = None
-        self._ready = asyncio.Event()
+        self._clients = Neighbours(self.open_client, self._end)
+        self._ending: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._closed = False
 
-    def follow(self, manifest: Manifest, hashes: bytes, wait_s: float) -> AwaitedPrefix:
-        """Follow consecutive blocks of a chain, at most `wait_s` seconds. Never blocks."""
+    def follow(
+        self, manifest: Manifest, hashes: bytes, wait_s: float, node: str = ""
+    ) -> AwaitedPrefix:
+        """Follow consecutive blocks of a chain, at most `wait_s` seconds. Never blocks.
+
+        With no time, any blocks of `hashes` that are there are found. node: '' is the own one.
+        """
         coming = AwaitedPrefix(hashes)
         if self._closed:
             coming.over = True
             return coming
-        following = self._follow(manifest, coming, self.clock() + wait_s)
+        following = self._follow(manifest, coming, self.clock() + wait_s, node)
         coming.wait = asyncio.run_coroutine_threadsafe(following, self._begun())
         return coming
 
@@ -103,31 +114,46 @@ class Landings:
             self._loop.close()
 
     async def _serve(self) -> None:
-        client = self._client = self.open_client()
-        client.start()
-        self._ready.set()
         await self._stop.wait()
-        waits = asyncio.all_tasks() - {asyncio.current_task()}
-        await client.close()
+        waits = asyncio.all_tasks() - {asyncio.current_task()} - self._ending
+        self._clients.close()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _follow(self, manifest: Manifest, coming: AwaitedPrefix, until: float) -> None:
+    def _end(self, client: AsyncStoreClient) -> None:
+        ending = asyncio.create_task(client.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _follow(
+        self, manifest: Manifest, coming: AwaitedPrefix, until: float, node: str
+    ) -> None:
         try:
-            await self._ready.wait()
-            assert self._client is not None
-            await self._client.wait_connected(CONNECT_S)
-            while coming.landed < coming.blocks and (left_s := until - self.clock()) > 0:
-                rest = coming.hashes[coming.landed * HASH_BYTES :]
-                # It waits for the next block alone; the answer says how many came with it.
-                landing = await self._client.wait(manifest, rest, 1, left_s)
-                if not landing.landed:
-                    break
-                coming.landed += max(1, landing.blocks)
-                self.news.set()
+            with self._clients.client(node) as client:
+                client.start()
+                if not await client.reached():
+                    self.log.debug("%s is away", client.url)
+                elif until <= self.clock():
+                    held = await client.held(manifest, coming.hashes)
+                    coming.found = frozenset(place for place, there in enumerate(held) if there)
+                else:
+                    await self._wait(client, manifest, coming, until)
         except KVStoreError as error:
             self.log.debug("a landing is awaited no longer: %s", error)
         finally:
             coming.over = True
+            self.news.set()
+
+    async def _wait(
+        self, client: AsyncStoreClient, manifest: Manifest, coming: AwaitedPrefix, until: float
+    ) -> None:
+        while coming.landed < coming.blocks and (left_s := until - self.clock()) > 0:
+            rest = coming.hashes[coming.landed * HASH_BYTES :]
+            # It waits for the next block alone; the answer says how many came with it.
+            landing = await client.wait(manifest, rest, 1, left_s)
+            if not landing.landed:
+                break
+            coming.landed += max(1, landing.blocks)
             self.news.set()

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
@@ -12,6 +12,7 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
+from kvrouter_store.connectors.neighbours import Sources, name_of
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
@@ -151,9 +152,14 @@ class ConnectorSettings(LinkSettings):
 
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
+    neighbours: other nodes of the store that are read where a request names them: HOST:PORT or URLs
+        with commas between, or 'any'. Left out: none.
+    advertise: the URL of the store for others, where it is not `url`.
     """
 
     save: SaveScope = "all"
+    neighbours: str = ""
+    advertise: str = ""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
@@ -165,6 +171,25 @@ class ConnectorSettings(LinkSettings):
         """Raise ValueError where a value cannot be meant."""
         super().check()
         one_of("save", self.save, get_args(SaveScope))
+        for each in self.sources.others or ():
+            native_context(each, self.at(str(each)).tls)
+
+    @property
+    def sources(self) -> Sources:
+        """Which nodes a request may name. ValueError where that cannot be meant."""
+        return Sources.of(self.neighbours, self.url, self.advertise)
+
+    @property
+    def node(self) -> str:
+        """The URL of the engine's own node for others; '' where there is none."""
+        return name_of(self.url, self.advertise)
+
+    def at(self, node: str) -> Self:
+        """How to reach another node, which may be on another host; '' is the own one."""
+        if not node:
+            return self
+        here_only = self.transport in {"shm", "unix"}
+        return replace(self, url=node, transport="auto" if here_only else self.transport)
 
 
 def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:

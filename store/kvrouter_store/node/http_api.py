@@ -8,7 +8,7 @@ sites in a browser can change nothing.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -21,8 +21,9 @@ from kvrouter_store.client.results import RegisteredManifest
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 from kvrouter_store.connection.tokens import bearer_token
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.node.metrics import SHARING_REFUSED, node_metrics
+from kvrouter_store.node.metrics import SHARING_REFUSED, node_metrics, tier_metrics
 from kvrouter_store.node.own_client import OwnClient
+from kvrouter_store.tiers.guard import Guard
 
 # These show only that the process serves; a supervisor has no token.
 OPEN_PATHS = frozenset({"/healthz"})
@@ -33,15 +34,17 @@ Answer = Response | tuple[Response, int]
 
 
 class StatsCollector:
-    """What `/metrics` shows: the node's stats, and which engines share nothing."""
+    """What `/metrics` shows: the node's stats, its tiers, and which engines share nothing."""
 
-    def __init__(self, server: StoreServer, client: OwnClient) -> None:
+    def __init__(self, server: StoreServer, client: OwnClient, tiers: Sequence[Guard] = ()) -> None:
         self._server = server
         self._client = client
+        self._tiers = tiers
 
     def collect(self) -> Iterator[Metric]:
         """Every family of kvrouter_store.node.metrics; read when scraped."""
         yield from node_metrics(self._server.stats())
+        yield from tier_metrics(self._tiers)
         refused = GaugeMetricFamily(
             SHARING_REFUSED.name, SHARING_REFUSED.help, labels=SHARING_REFUSED.labels
         )
@@ -58,11 +61,13 @@ def bearer() -> str:
     return bearer_token(request.headers.get("Authorization", ""))
 
 
-def create_app(server: StoreServer, client: OwnClient, *, tenants: bool = False) -> Quart:
+def create_app(
+    server: StoreServer, client: OwnClient, *, tenants: bool = False, tiers: Sequence[Guard] = ()
+) -> Quart:
     """The app of one running node; with `tenants`, a purge is of the caller's own blocks."""
     app = Quart(__name__)
     _guard(app, server)
-    _observe(app, server, client)
+    _observe(app, server, StatsCollector(server, client, tiers))
     _ask_the_node(app, client)
     _act_on_blocks(app, server, tenants)
     _answer_errors(app)
@@ -84,9 +89,9 @@ def _guard(app: Quart, server: StoreServer) -> None:
         return answer, status
 
 
-def _observe(app: Quart, server: StoreServer, client: OwnClient) -> None:
+def _observe(app: Quart, server: StoreServer, collector: StatsCollector) -> None:
     registry = CollectorRegistry()
-    registry.register(StatsCollector(server, client))
+    registry.register(collector)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -4,7 +4,7 @@ Values are stats. docs/metrics.md lists them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -14,6 +14,8 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+
+from kvrouter_store.tiers.guard import Guard
 
 NS_PER_S: Final = 1e9
 
@@ -44,6 +46,10 @@ class MetricFamily:
         return (
             f"kvstore:{self.stat.removesuffix('_ns')}_seconds" if times else f"kvstore:{self.stat}"
         )
+
+    def empty(self) -> Metric:
+        """The family without samples."""
+        return Metric(self.name.removesuffix("_total"), self.help, self.kind)
 
     def metric(self, values: Mapping[str, int]) -> Metric:
         """The family with its samples; `values` by series, "" where it has no labels."""
@@ -99,9 +105,10 @@ HELPS: Final = {
     "bytes_in_total{transport}": "Bytes of blocks committed over shm, unix, tcp or rdma.",
     "bytes_out_total{transport}": "Bytes of blocks given to readers: sent over unix or tcp, leased "
     "to clients that map the pool (shm) or read it over rdma.",
-    "hits_total{tier}": "Blocks asked for and found, in memory or on the disk alone.",
+    "hits_total{tier}": "Blocks asked for and found, in memory, on the disk alone, or in a --tier "
+    "(remote).",
     "misses_total{tier}": "Blocks asked for and not in memory, or neither in memory nor on the "
-    "disk (disk), or behind a block that was in neither.",
+    "disk (disk), also not in a --tier (remote), or behind such a block.",
     "evictions_total{reason}": "Blocks removed: to make room (capacity), deleted by a client (also "
     "because their digest was wrong), or purged.",
     "puts_total": "Requests that committed blocks, in full or in part.",
@@ -189,6 +196,18 @@ TENANT_FAMILIES: Final = _families(TENANT_HELPS)
 SHARING_REFUSED: Final = MetricFamily(
     "sharing_refused", "Engines that are connected and share nothing.", ("engine", "reason")
 )
+TIER_UP: Final = MetricFamily("tier_up", "1 while a --tier answers, else 0.", ("tier",))
+TIER_VALUES: Final = MetricFamily(
+    "tier_values_total",
+    "Parts of blocks that went through a --tier, by operation (holds, load, store, drop) and "
+    "outcome: ok, missing, failed, falsified (not what was stored; dropped), or skipped while the "
+    "tier is away or busy.",
+    ("tier", "operation", "outcome"),
+)
+TIER_BYTES: Final = MetricFamily(
+    "tier_bytes_total", "Bytes moved from (load) or to (store) a --tier.", ("tier", "operation")
+)
+TIER_FAMILIES: Final = (TIER_UP, TIER_VALUES, TIER_BYTES)
 
 
 def node_metrics(stats: Mapping[str, int]) -> Iterable[Metric]:
@@ -199,6 +218,21 @@ def node_metrics(stats: Mapping[str, int]) -> Iterable[Metric]:
         values[stat][series] = value
     families = (*FAMILIES, *(one for one in TENANT_FAMILIES if one.stat in values))
     return [family.metric(values[family.stat]) for family in families]
+
+
+def tier_metrics(tiers: Sequence[Guard]) -> Iterable[Metric]:
+    """What is known of the tiers below the node; nothing where there are none."""
+    if not tiers:
+        return []
+    up, values, moved = (family.empty() for family in TIER_FAMILIES)
+    for tier in tiers:
+        up.add_sample(TIER_UP.name, {"tier": tier.name}, float(tier.up))
+        for (operation, outcome), count in dict(tier.values).items():
+            labels = {"tier": tier.name, "operation": operation, "outcome": outcome}
+            values.add_sample(TIER_VALUES.name, labels, count)
+        for operation, size in dict(tier.moved).items():
+            moved.add_sample(TIER_BYTES.name, {"tier": tier.name, "operation": operation}, size)
+    return [up, values, moved]
 
 
 def _bound(ns: str) -> str:

@@ -32,6 +32,7 @@ from kvrouter_store.node.start_checks import (
     quotas_of,
     tokens_of,
 )
+from kvrouter_store.node.tiers import serving_tiers, tiers_of
 from kvrouter_store.node.tls import plain_wire_warning, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
@@ -64,6 +65,7 @@ def run(settings: StoreSettings, opens: Opens = open_device) -> int:
 async def _serve(settings: StoreSettings, opens: Opens) -> None:
     tenants = tokens_of(settings)
     tls = tls_of(settings)
+    tiers = tiers_of(settings)
     signals = Signals()
     with ExitStack() as stack:
         listener = _listen(settings.host, settings.http_port)
@@ -77,7 +79,8 @@ async def _serve(settings: StoreSettings, opens: Opens) -> None:
         near = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
         own_url, own_tls = own_address(settings, near, server.unix_path)
         client = OwnClient(own_url, bearer if tenants else str, own_tls)
-        app = create_app(server, client, tenants=bool(tenants))
+        below = stack.enter_context(serving_tiers(server, settings, tiers, own_url, own_tls))
+        app = create_app(server, client, tenants=bool(tenants), tiers=below)
         config = _http_config(settings, listener.detach())
         stack.enter_context(logging_notices(server))
         reload_on_hangup(settings, server, config)  # before the line that invites signals

@@ -62,6 +62,10 @@ class FileMode(int):
         raise ValueError("write four octal digits in quotes that let the owner in, as '0660'")
 
 
+def _urls(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
 Quotas = Annotated[list[str], BeforeValidator(split_quotas)]
 StoreCaFile = Annotated[
@@ -231,6 +235,26 @@ class StoreSettings(RdmaSettings, BaseSettings):
         allow_inf_nan=False,
         description="Longest wait of a request for blocks from the disk; then it gets only the "
         "blocks that are in memory.",
+    )
+    tier: Annotated[list[SecretStr], BeforeValidator(_urls)] = Field(
+        default_factory=list,
+        description="Store below this node that is asked for blocks which the node lacks, and gets "
+        "a copy of new blocks: redis://HOST:PORT, redis+cluster://, mooncake://HOST:PORT or "
+        "infinistore://HOST:PORT. Several are asked in their order. Give a URL with a password in "
+        "the environment: other users can see flags.",
+        json_schema_extra={"section": "Tiers below", "metavar": "URL"},
+    )
+    tier_timeout: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest wait of a request for blocks from --tier.",
+    )
+    tier_memory: ByteSize = Field(
+        default=ByteSize(64 * MIB),
+        ge=MIB,
+        description="Memory for blocks on their way to and from --tier; a quarter must hold a "
+        "block.",
     )
     rdma: Literal["auto", "on", "off"] = Field(
         default="auto",

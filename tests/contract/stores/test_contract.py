@@ -11,7 +11,7 @@ from tests.contract.stores.backends import BLOCKS, IDENTITY, KINDS, Backend, Pro
 
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
-from kvrouter.prefix.stores.http_peer import ANSWER_S, HttpPeer
+from kvrouter.prefix.stores.http_peer import ANSWER_S
 from kvrouter.prefix.stores.polling import PollingView
 
 LONG_S = 30.0
@@ -23,7 +23,6 @@ class Asking:
     """A view of a store that `backend` stands behind. `paused`: is set when it waits to poll."""
 
     backend: Backend
-    peer: HttpPeer
     view: PollingView
     paused: asyncio.Event
 
@@ -34,7 +33,9 @@ class Asking:
         return manifest
 
     async def match(self, prompt: Prompt) -> int:
-        return await self.view.match(self.manifest, prompt.hashes, prompt.origin)
+        found = await self.view.match(self.manifest, prompt.hashes, prompt.origin)
+        assert found.nodes is None
+        return found.blocks
 
     async def wait(self, prompt: Prompt, deadline_s: float = LONG_S) -> LandingResult:
         return await self.view.wait(
@@ -43,14 +44,14 @@ class Asking:
 
     async def until_connected(self) -> None:
         async with asyncio.timeout(LONG_S):
-            while not self.peer.connected:
+            while not self.view.peer.connected:
                 await asyncio.sleep(0.01)
 
 
 @pytest_asyncio.fixture
 async def asking(kind: str, tmp_path: Path) -> AsyncIterator[Asking]:
     backend = await started(kind, tmp_path)
-    peer, view = foreign_store(backend.url)
+    view = foreign_store(backend.url)
     paused = asyncio.Event()
 
     async def pause(seconds: float) -> None:
@@ -59,10 +60,10 @@ async def asking(kind: str, tmp_path: Path) -> AsyncIterator[Asking]:
         await asyncio.sleep(seconds)
 
     view.sleep = pause
-    peer.start()
-    assert await peer.wait_connected(LONG_S)
-    yield Asking(backend, peer, view, paused)
-    await peer.close()
+    await view.start(LONG_S)
+    assert view.peer.connected
+    yield Asking(backend, view, paused)
+    await view.close()
     await backend.close()
 
 
@@ -141,7 +142,7 @@ async def test_a_store_that_hangs_holds_up_one_request_for_one_answer(asking: As
     await asking.backend.stall()
     async with asyncio.timeout(5 * ANSWER_S):
         assert await asking.match(prompt) == 0
-    assert not asking.peer.connected
+    assert not asking.view.peer.connected
     assert await asking.match(prompt) == 0
     await asking.backend.mend()
     await asking.until_connected()

@@ -66,7 +66,7 @@ async def simulated() -> AsyncIterator[Start]:
             app = build(
                 RouterSettings(
                     port=0,
-                    store=store,
+                    store=[store] if store is not None else [],
                     policy="round_robin",
                     kv_connector=connector,
                     prefill=engines["prefill"],

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.integration.router.conftest import Open, Site, away, metric, text, until
 
 from kvrouter.http.server.exchange import Exchange
 from kvrouter_store.identity.chain import hash_tokens, root_hash
@@ -120,7 +120,7 @@ async def test_without_the_store_requests_go_on_and_health_says_so(
     assert b"store" in body
     await master.start()
     hold(master, 3)
-    await until(lambda: here.app.core.store_client and here.app.core.store_client.connected)
+    await until(lambda: not away(here))
     assert b"store" not in (await here.get("/health"))[1]
     assert (await here.post(text(prompt=IDS)))[0] == 200
     assert len(here.prefill[0].requests) == 1
@@ -154,8 +154,6 @@ async def test_a_client_that_leaves_ends_the_wait(site: Open, master: FakeMaster
 async def test_the_status_page_shows_the_store(site: Open, master: FakeMaster) -> None:
     here = await opened(site, master, control_port=0)
     assert here.app.snapshots is not None
-    watch = here.app.snapshots.sources.store
-    assert watch is not None
-    await watch.poll()
-    card = watch.card()
+    await here.app.snapshots.sources.stores.poll()
+    (card,) = here.app.snapshots.sources.stores.cards()
     assert (card.url, card.connected, card.problem, card.tiers) == (master.url, True, None, [])

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text, until
+from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, away, text, until
 from tests.integration.router.test_failures import answering
 from tests.integration.router.test_passthrough import offer, saying
 from tests.unit.router.admission.test_tenants import request
@@ -195,6 +195,23 @@ async def test_budget_and_landing_time_are_those_said_last(site: Open, node: Sto
     assert (await here.post(text(prompt=IDS)))[0] == 429
     change(here, recompute_budget_tokens=1000)
     assert (await here.post(text(prompt=IDS)))[0] == 200
+
+
+@proves("store")
+async def test_a_node_of_the_store_is_asked_once_it_is_named(
+    site: Open, node: StoreProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await site(store="kv://127.0.0.1:1", prepare=announce)
+    change(here, store=["kv://127.0.0.1:1", node.url])
+    await until(lambda: away(here) == ["kv://127.0.0.1:1"])
+    change(here, store=[node.url])
+    assert away(here) == []
+    assert "takes effect at the next start only" not in caplog.text
+    for unlike in ([], ["mooncake://127.0.0.1:1"]):
+        change(here, store=unlike)
+        assert here.app.core.store is not None
+        assert len(here.app.core.store.clients) == 1
+    assert caplog.text.count("--store: changed, but takes effect at the next start only") == 2
 
 
 @proves("prefill_threshold")

@@ -57,6 +57,19 @@ async def test_engines_that_do_not_wait_are_reported_if_they_should() -> None:
     assert not await found("connector-waits", decode, store="kv://127.0.0.1:1")
 
 
+async def test_engines_that_do_not_name_one_of_several_nodes_are_reported() -> None:
+    nodes = ["kv://a:7400", "kv://b:7400"]
+    told = {"manifest": "ab" * 32}
+    right = engine("a:1", Role.PREFILL, node="kv://a:7400", **told)
+    silent = engine("b:1", Role.DECODE, **told)
+    local = engine("c:1", Role.DECODE, node="kv://127.0.0.1:7400", **told)
+    other = engine("d:1", Role.DECODE)
+    first, second = await found("store-node", right, silent, local, other, store=nodes)
+    assert (first.subject, "names none" in first.finding) == ("decode engine b:1", True)
+    assert "it names the store node kv://127.0.0.1:7400" in second.finding
+    assert not await found("store-node", silent, local, store=nodes[:1])
+
+
 async def test_a_connector_that_refuses_is_reported_with_its_reason() -> None:
     decode = engine("b:1", Role.DECODE, refusal="sliding windows have no whole blocks")
     (finding,) = await found("connector", decode)

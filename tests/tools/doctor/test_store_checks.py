@@ -1,5 +1,6 @@
 """Checks of a store by figures that a real store does not reach in a test."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
 from kvrouter.tools.doctor.store_facts import StoreFacts
 from kvrouter_store.client.results import SharingRefusal
+from kvrouter_store.errors import StoreUnavailable
 
 URL = "kv://10.0.0.9:7400"
 GIB = 1 << 30
 
 
-async def found(check: str, root: Path = Path("/nowhere"), **facts: Any) -> list[Finding]:
-    """The findings of one check for a store with these facts."""
-    store = learnt(StoreFacts(URL, **facts))
-    setup = Setup(DoctorSettings(store=URL), Host(root), Families(), ProbeClient(), 1, store=store)
+async def found(
+    check: str, root: Path = Path("/nowhere"), more: Sequence[StoreFacts] = (), **facts: Any
+) -> list[Finding]:
+    """The findings of one check for a store with these facts, and `more` nodes."""
+    nodes = [StoreFacts(URL, **facts), *more]
+    settings = DoctorSettings(store=[node.url for node in nodes])
+    setup = Setup(settings, Host(root), Families(), ProbeClient(), 1)
+    setup.stores = list(map(learnt, nodes))
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 
@@ -32,6 +38,18 @@ async def test_a_disk_that_is_bypassed_is_named_with_its_reason() -> None:
     (finding,) = await found("store-disk", stats=stats)
     assert finding.finding == "it does not use its disk: slow"
     assert not await found("store-disk", stats={"disk_bypassed.slow": 0})
+
+
+async def test_of_several_nodes_each_is_checked_and_those_that_are_away_are_named() -> None:
+    other, away = "kv://10.0.0.8:7400", "kv://10.0.0.7:7400"
+    more = [
+        StoreFacts(other, stats={"disk_bypassed.slow": 1}),
+        StoreFacts(away, error=StoreUnavailable("no route")),
+    ]
+    (finding,) = await found("store-disk", more=more)
+    assert finding.subject == other
+    (finding,) = await found("store-reachable", more=more)
+    assert (finding.subject, finding.finding) == (away, "it does not answer: no route")
 
 
 @pytest.mark.parametrize("name", ["corrupt_total", "disk_dropped_total", "bad_frames_total"])
@@ -82,7 +100,7 @@ async def test_an_rdma_device_that_a_remote_store_does_not_use_is_reported_with_
     tmp_path: Path,
 ) -> None:
     plant(tmp_path, "sys/class/infiniband/mlx5_0/node_type", "1: CA\n")
-    remote = {"transport": "tcp", "no_rdma": "pyverbs is not installed"}
+    remote: dict[str, Any] = {"transport": "tcp", "no_rdma": "pyverbs is not installed"}
     (finding,) = await found("store-rdma", tmp_path, **remote)
     assert "pyverbs is not installed" in finding.finding
     assert not await found("store-rdma", tmp_path, **{**remote, "transport": "rdma"})
@@ -96,7 +114,7 @@ def plant(root: Path, name: str, text: str) -> None:
 async def test_a_store_of_another_project_that_does_not_answer_is_named() -> None:
     master = FakeMaster()
     await master.start()
-    settings = DoctorSettings(store=master.url)
+    settings = DoctorSettings(store=[master.url])
     setup = Setup(settings, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
     (examine,) = (each.examine for each in CHECKS if each.name == "foreign-store")
     assert [found async for found in examine(setup)] == []

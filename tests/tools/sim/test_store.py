@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.store import eventually
@@ -92,7 +93,7 @@ def test_a_second_prefill_engine_loads_what_the_first_computed(engine: Start) ->
     assert second.metric("kvsim:saved_blocks_total") == 200 // BLOCK - LOADABLE / BLOCK
 
 
-def test_a_prefill_answer_hands_over_the_manifest(engine: Start) -> None:
+def test_a_prefill_answer_hands_over_the_manifest(engine: Start, store: StoreServer) -> None:
     handed = engine(role="prefill").complete(PROMPT, 1)["kv_transfer_params"]
     assert handed == {
         "kvstore": {
@@ -100,8 +101,77 @@ def test_a_prefill_answer_hands_over_the_manifest(engine: Start) -> None:
             "blocks": LOADABLE // BLOCK,
             "block_tokens": BLOCK,
             "root": root_hash(None).hex(),
+            "node": f"kv://127.0.0.1:{store.port}",
         }
     }
+
+
+@pytest.fixture
+def near() -> Iterator[str]:
+    """Another node, the own one of some engines."""
+    server = StoreServer(pool_bytes=16 << 20, granule_bytes=4096)
+    server.start()
+    yield f"kv://127.0.0.1:{server.port}"
+    server.stop()
+
+
+def from_store(store: StoreServer) -> dict[str, Any]:
+    """What a router adds to a request where the first store has its blocks."""
+    return {"kv_transfer_params": {"kvstore": {"source": f"kv://127.0.0.1:{store.port}"}}}
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_blocks_of_another_node_are_loaded_where_a_request_names_it(
+    engine: Start, alone: LiveSim, store: StoreServer, near: str, transport: str
+) -> None:
+    engine(role="prefill").complete(PROMPT, 1)
+    decode = engine(role="decode", store=near, store_neighbours="any", store_transport=transport)
+    assert decode.text(PROMPT, 40, **from_store(store)) == alone.text(PROMPT, 40)
+    assert decode.tokens_from("external_kv_transfer") == LOADABLE
+
+
+def test_an_engine_that_saves_puts_what_it_loaded_from_another_node_into_its_own(
+    engine: Start, store: StoreServer, near: str
+) -> None:
+    engine(role="prefill").complete(PROMPT, 1)
+    second = engine(role="prefill", store=near, store_neighbours=f"127.0.0.1:{store.port}")
+    handed = second.complete(PROMPT, 1, **from_store(store))["kv_transfer_params"]["kvstore"]
+    assert second.tokens_from("external_kv_transfer") == LOADABLE
+    assert (handed["node"], handed["blocks"]) == (near, LOADABLE // BLOCK)
+    third = engine(role="decode", store=near)
+    third.complete(PROMPT, 1)
+    assert third.tokens_from("external_kv_transfer") == LOADABLE
+
+
+def test_the_end_of_a_prefix_comes_from_another_node(
+    engine: Start, alone: LiveSim, store: StoreServer, near: str
+) -> None:
+    engine(role="prefill").complete(PROMPT, 1)
+    engine(role="prefill", store=near).complete(PROMPT[:40], 1)
+    decode = engine(role="decode", store=near, store_neighbours="any")
+    assert decode.text(PROMPT, 40, **from_store(store)) == alone.text(PROMPT, 40)
+    assert decode.tokens_from("external_kv_transfer") == LOADABLE
+
+
+def test_a_node_that_is_not_allowed_is_never_connected_to(
+    engine: Start, alone: LiveSim, store: StoreServer, near: str
+) -> None:
+    engine(role="prefill").complete(PROMPT, 1)
+    before = store.stats()["connections_total"]
+    decode = engine(role="decode", store=near)
+    assert decode.text(PROMPT, 40, **from_store(store)) == alone.text(PROMPT, 40)
+    assert decode.tokens_from("external_kv_transfer") == 0
+    assert store.stats()["connections_total"] == before
+
+
+def test_another_node_that_is_away_costs_a_computation(
+    engine: Start, alone: LiveSim, store: StoreServer, near: str
+) -> None:
+    engine(role="prefill").complete(PROMPT, 1)
+    decode = engine(role="decode", store=near, store_neighbours="any")
+    named = from_store(store)
+    store.stop()
+    assert decode.text(PROMPT, 40, **named) == alone.text(PROMPT, 40)
 
 
 def test_a_probe_of_one_token_learns_the_manifest_from_any_role(engine: Start) -> None:

@@ -55,12 +55,13 @@ class Fleet:
         return self.app.core.pool.engines(Role.DECODE, model)[0]
 
     async def until_known(self, model: str, tokens: int) -> None:
-        """The router has heard that the decode engine holds so much of the prompt."""
+        """The router has heard that the decode engine holds so much of the prompt, and is sure."""
         hashes = hash_tokens(array("I", PROMPT), BLOCKS[model], root=root_hash(None)).data
+        index, tracker, engine = self.app.core.index, self.app.core.tracker, self.decode(model)
+        assert tracker is not None
+        blocks = tokens // BLOCKS[model]
         async with asyncio.timeout(20):
-            while self.app.core.index.match(hashes).get(self.decode(model), 0) != (
-                tokens // BLOCKS[model]
-            ):
+            while index.match(hashes).get(engine, 0) != blocks or not tracker.trusts(engine):
                 await asyncio.sleep(0.01)
 
 
@@ -96,7 +97,7 @@ async def fleet(live_sim: Start, tmp_path: Path) -> AsyncIterator[Open]:
                 prefill=[f"127.0.0.1:{each.port}" for each in sims["prefill"]],
                 decode=[f"127.0.0.1:{each.port}" for each in sims["decode"]],
                 port=0,
-                store=store.url,
+                store=[store.url],
                 kv_events_connect=[f"{at}={events}" for at, (events, _) in ports.items()],
                 kv_events_replay=[f"{at}={replays}" for at, (_, replays) in ports.items()],
             )

@@ -111,6 +111,16 @@ def test_colours_are_there_only_where_they_are_wanted() -> None:
     assert "\x1b[" not in shown()
 
 
+def test_every_node_of_the_store_is_there() -> None:
+    nodes = [
+        StoreCard(url, at == 0, None, None, [], 0, {}, 0.0, 0, 0)
+        for at, url in enumerate(("kv://a:7400", "kv://b:7400"))
+    ]
+    text = shown(store=nodes[0], stores=nodes)
+    assert text.count("kv://a:7400") == 1
+    assert "store kv://b:7400  not connected" in text
+
+
 def test_without_store_engines_or_requests_nothing_is_made_up() -> None:
     text = shown(store=None, engines=[], flows=[], requests=RequestList(0, None, []))
     assert "no engine is named yet" in text

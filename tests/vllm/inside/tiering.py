@@ -5,7 +5,8 @@ first line is a JSON list, the process's arguments TIER_JSON STORY...: the tier'
 "secondary_tiers", and what to do with it, in order. The process prints a JSON object of story to
 finding into the connection; the test that runs this says what each must be.
 There is no device: the stories write to and read from vLLM's host memory as its workers would.
-Where it is told "pause", it waits for the end of what the connection brings.
+Where it is told "pause", it waits for the end of what the connection brings. "STORY URL" tells a
+story in which each request names the store node that has its KV.
 """
 
 import gc
@@ -78,11 +79,13 @@ class Engine:
         self.memory = self.manager.primary_tier.get_kv_memoryview()
         self.tier = self.manager.secondary_tiers[0]
         self.requests = 0
+        self.told: dict[str, Any] = {}  # by a router, with every request
 
     def request(self, keys: Sequence[OffloadKey]) -> ReqContext:
         """A new request of these chunks, in order."""
         self.requests += 1
-        context = ReqContext(f"request-{self.requests}")
+        params = {"kvstore": self.told} if self.told else None
+        context = ReqContext(f"request-{self.requests}", params)
         for index, key in enumerate(keys):
             context.set_offload_key_position(key, (index + 1) * TOKENS)
         self.manager.on_new_request(context)
@@ -223,9 +226,20 @@ def drain(engine: Engine) -> object:
     return [told == expected, again == []]
 
 
-STORIES = {
-    each.__name__: each for each in (offload, read, groups, unknown, gap, lost, fresh, drain)
-}
+def half(engine: Engine) -> object:
+    """Only the beginning of a chain."""
+    return engine.offload(whole("a")[:2])
+
+
+def await_landing(engine: Engine) -> object:
+    """A chain of four chunks that will be there."""
+    engine.tier.arrivals.await_groups({0: None, 1: None})
+    engine.told |= {"coming_blocks": 4, "wait_s": PATIENCE_S}
+    return read(engine)
+
+
+TOLD = (offload, read, groups, unknown, gap, lost, fresh, drain, half, await_landing)
+STORIES = {each.__name__: each for each in TOLD}
 
 
 def main(tier: str, *stories: str) -> int:
@@ -237,7 +251,9 @@ def main(tier: str, *stories: str) -> int:
             print("paused", flush=True)
             sys.stdin.readline()
             continue
-        found[f"{number} {story}"] = STORIES[story](engine)
+        name, _, source = story.partition(" ")
+        engine.told = {"source": source} if source else {}
+        found[f"{number} {name}"] = STORIES[name](engine)
     engine.close()
     print("\n" + json.dumps(found), flush=True)
     return 0

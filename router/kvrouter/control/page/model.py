@@ -249,7 +249,7 @@ class TierCard(msgspec.Struct):
 
 
 class StoreCard(msgspec.Struct):
-    """The store `age_s` ago; without tiers before its first answer.
+    """A node of the store `age_s` ago; without tiers before its first answer.
 
     Attributes:
         connections: by transport.
@@ -270,7 +270,7 @@ class StoreCard(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """The document. `time_s` is Unix time."""
+    """The document. `time_s` is Unix time, `store` the first of `stores`: the store's nodes."""
 
     schema: int
     time_s: float
@@ -284,3 +284,4 @@ class Snapshot(msgspec.Struct):
     history: History
     requests: RequestList
     store: StoreCard | None
+    stores: list[StoreCard] = []

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from kvrouter.control.page.board import Board
     from kvrouter.control.page.events import Events
-    from kvrouter.control.page.tiers import StoreWatch
+    from kvrouter.control.page.tiers import StoreWatches
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.telemetry.series import Tally
@@ -63,7 +63,7 @@ class Sources:
         index_state: how well the router knows an engine's cache; None if it is unknown.
         problem: result of an engine's last probe.
         load: requests at this moment.
-        store: None without a store.
+        stores: the store's nodes.
         policy: its name.
     """
 
@@ -75,7 +75,7 @@ class Sources:
     index_state: Callable[[Engine], str | None]
     problem: Callable[[Engine], str | None]
     load: Callable[[], Load]
-    store: StoreWatch | None
+    stores: StoreWatches
     policy: str
 
 
@@ -105,9 +105,8 @@ class Snapshots:
     def start(self) -> None:
         """Begin to record the history."""
         self._tasks.append(asyncio.create_task(self._keep_recording(), name="status history"))
-        if self.sources.store is not None:
-            asking = self.sources.store.keep_polling()
-            self._tasks.append(asyncio.create_task(asking, name="status store"))
+        asking = self.sources.stores.keep_polling()
+        self._tasks.append(asyncio.create_task(asking, name="status store"))
 
     async def close(self) -> None:
         """Stop recording. Idempotent."""
@@ -128,7 +127,7 @@ class Snapshots:
         sources = self.sources
         self._note()
         sources.board.count_live()
-        engines = sources.pool.all()
+        engines, stores = sources.pool.all(), sources.stores.cards()
         return Snapshot(
             schema=SCHEMA,
             time_s=self.wall(),
@@ -141,7 +140,8 @@ class Snapshots:
             flows=sources.board.flows(),
             history=History(BUCKET_S, self._ring_end_s, self._ring.series()),
             requests=sources.board.requests(),
-            store=sources.store.card() if sources.store is not None else None,
+            store=stores[0] if stores else None,
+            stores=stores,
         )
 
     def tick(self) -> None:

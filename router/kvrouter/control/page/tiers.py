@@ -1,50 +1,60 @@
-"""Polls the store for the state of its tiers, in the background."""
+"""Polls the store's nodes for the state of their tiers, in the background."""
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import StoreCard, TierCard
 from kvrouter.control.page.window import Growth
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from kvrouter.prefix.stores.base import StoreClient
 
 POLL_S: Final = 2.0
 
 
-class StatsClient(Protocol):
-    """The part of `kvrouter_store.client.asyncio_client.AsyncStoreClient` that is used here."""
+class StoreWatches:
+    """Keeps the last answers of all nodes, whose clients are not closed here."""
 
-    url: str
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-
-    async def stats(self) -> dict[str, int]:
-        """The node's gauges and counters, within the client's deadline."""
-
-
-class StoreWatch:
-    """Keeps the last answer of the store, whose client is not closed here."""
-
-    def __init__(self, client: StatsClient, clock: Callable[[], float] = monotonic) -> None:
-        self._client = client
-        self._clock = clock
-        self._stats: Mapping[str, int] = {}
-        self._growth: Growth[str] = Growth()
-        self._answered_s: float | None = None
-        self._problem: str | None = None
+    def __init__(self, clients: Callable[[], Iterable[StoreClient]]) -> None:
+        self._clients = clients
+        self._watches: dict[StoreClient, StoreWatch] = {}
 
     async def keep_polling(self) -> None:
         """Poll every `POLL_S` seconds, until cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """Poll each once."""
+        await asyncio.gather(*(watch.poll() for watch in self._current()))
+
+    def cards(self) -> list[StoreCard]:
+        """The last answer of each node there is now."""
+        return [watch.card() for watch in self._current()]
+
+    def _current(self) -> list[StoreWatch]:
+        before = self._watches
+        self._watches = {c: before.get(c) or StoreWatch(c) for c in self._clients()}
+        return list(self._watches.values())
+
+
+class StoreWatch:
+    """Keeps the last answer of one node."""
+
+    def __init__(self, client: StoreClient, clock: Callable[[], float] = monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._stats: Mapping[str, int] = {}
+        self._growth: Growth[str] = Growth()
+        self._answered_s: float | None = None
+        self._problem: str | None = None
 
     async def poll(self) -> None:
         """Poll once. Does not raise if the store is away or slow."""

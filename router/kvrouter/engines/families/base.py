@@ -45,7 +45,7 @@ class BadAnswer(Exception):
 class Handoff:
     """What the answer of a prefill leg (or of a probe) reports. Not changed once it is read.
 
-    `groups`, `refusal`, `waits`: see `Identity`.
+    `groups`, `refusal`, `waits`, `node`: see `Identity`.
     """
 
     prompt_token_ids: bytes | None = None  # raw JSON array
@@ -58,6 +58,7 @@ class Handoff:
     root: bytes | None = None  # of the engine's block hashes
     refusal: str | None = None
     waits: bool = False
+    node: str | None = None
     prompt_tokens: int | None = None  # of usage
     cached_tokens: int | None = None  # of usage; 0 for null, None without usage
     missing: bool = False  # the engine was to say where its KV can be fetched, and did not
@@ -81,6 +82,7 @@ class PendingKv:
 
     blocks: int  # leading blocks of the prompt that will be there
     wait_s: float  # how long the engine waits for them before it computes
+    node: str | None = None  # URL of the store node that gets them, if it is one of several
 
 
 class Family:
@@ -146,6 +148,7 @@ class Family:
         want_ids: bool = False,
         rendezvous: Rendezvous | None = None,
         priority: int | None = None,
+        source: str | None = None,
     ) -> bytes:
         """Body of the prefill leg.
 
@@ -155,6 +158,7 @@ class Family:
             want_ids: whether the answer is to contain the prompt's token ids.
             rendezvous: of concurrent legs.
             priority: of the leg, where `schedules_by_priority`; None: the client's.
+            source: URL of a store node that has KV which the engine's own node lacks.
         """
         table, given = self.parameters, request.spans.keys()
         changes: Changes = dict.fromkeys(table.left_out_on_prefill & given)
@@ -164,6 +168,7 @@ class Family:
             changes["return_token_ids"] = b"true"
         if priority is not None and self.schedules_by_priority:
             changes["priority"] = b"%d" % priority
+        changes.update(self._store_members(None, source))
         changes.update(self.prefill_members if rendezvous is None else rendezvous.prefill)
         self._put_ids(request, changes, prompt_ids)
         return splice(request.body, request.spans, changes)
@@ -177,6 +182,7 @@ class Family:
         pending: PendingKv | None = None,
         rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
+        source: str | None = None,
     ) -> bytes:
         """Body of the decode leg.
 
@@ -184,14 +190,16 @@ class Family:
             request: as parsed, with its original bytes.
             handoff: from the prefill leg's answer; None without such a leg.
             prompt_ids: JSON array in place of a text prompt; None: that of the hand-off.
-            pending: KV for which the engine is to wait.
+            pending: KV for which the engine is to wait, at `source` or else at its own node.
             rendezvous: of concurrent legs.
             want_ids: whether each event is to name its tokens.
+            source: URL of a store node that has KV which the engine's own node lacks.
         """
         changes = self._left_out(request)
         if want_ids and self.reports_tokens(request):
             changes["return_token_ids"] = b"true"
-        changes.update(self._decode_members(handoff, pending))
+        changes.update(self._store_members(pending, source))
+        changes.update(self._decode_members(handoff))
         if rendezvous is not None:
             changes.update(rendezvous.decode)
         if prompt_ids is None and handoff is not None:
@@ -225,8 +233,12 @@ class Family:
         """The client's members that the decode leg never carries."""
         return dict.fromkeys(self.parameters.own & request.spans.keys())
 
-    def _decode_members(self, handoff: Handoff | None, pending: PendingKv | None) -> Changes:
+    def _decode_members(self, handoff: Handoff | None) -> Changes:
         """Members that name the KV of the decode leg's prompt."""
+        return {}
+
+    def _store_members(self, pending: PendingKv | None, source: str | None) -> Changes:
+        """Members that tell the store's connector of either leg's engine where KV is."""
         return {}
 
     def _put_ids(self, request: Request, changes: Changes, ids: bytes | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
@@ -18,6 +19,7 @@ from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
+from kvrouter_store.connection.address import parse_url
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -95,12 +97,17 @@ class Vllm(Family):
         self._put_ids(request, changes, prompt_ids)
         return splice(request.body, request.spans, changes)
 
-    def _decode_members(self, handoff: Handoff | None, pending: PendingKv | None) -> Changes:
-        if pending is not None:
-            params = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
-            return {TRANSFER: orjson.dumps({"kvstore": params})}
+    def _decode_members(self, handoff: Handoff | None) -> Changes:
         transfer = handoff.transfer_params if handoff is not None else None
         return {TRANSFER: transfer} if transfer is not None else {}
+
+    def _store_members(self, pending: PendingKv | None, source: str | None) -> Changes:
+        told: dict[str, Any] = {}
+        if pending is not None:
+            told |= {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
+        if source is not None:
+            told["source"] = source
+        return {TRANSFER: orjson.dumps({"kvstore": told})} if told else {}
 
     def _put_ids(self, request: Request, changes: Changes, ids: bytes | None) -> None:
         """A chat takes ids within the transfer parameters (vLLM 0.32 on)."""
@@ -156,6 +163,7 @@ class Vllm(Family):
             root=root,
             refusal=str(store["refusal"])[:500] if store.get("refusal") else None,
             waits=store.get("waits") is True,
+            node=_node(store.get("node")),
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=cached,
         )
@@ -198,6 +206,15 @@ class Vllm(Family):
     async def version(self, pages: EnginePages) -> object:
         """From /version."""
         return (await pages.json("/version")).get("version")
+
+
+@lru_cache(maxsize=1024)
+def _node(said: object) -> str | None:
+    """A store node's URL in its one form; None: it is none."""
+    try:
+        return str(parse_url(said)) if isinstance(said, str) else None
+    except ValueError:
+        return None
 
 
 def _group(said: dict[str, Any]) -> CacheGroup:

@@ -11,13 +11,16 @@ import msgspec
 from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.lmcache import LmcacheCatalogue, LmcacheOptions
 from kvrouter.prefix.stores.mooncake import MooncakeCatalogue, MooncakeOptions
+from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.stores.polling import PollingView
 from kvrouter_store.connection.address import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from kvrouter.prefix.stores.base import StoreView
     from kvrouter.prefix.stores.polling import Catalogue
+    from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
     Kind = tuple[Callable[[HttpPeer, Any], Catalogue], type[msgspec.Struct], str]
 
@@ -39,8 +42,8 @@ def is_foreign(url: str) -> bool:
     return url.partition("://")[0] in FOREIGN
 
 
-def foreign_store(url: str) -> tuple[HttpPeer, PollingView]:
-    """The client and the view of SCHEME://HOST:PORT?OPTION=VALUE; asks nothing yet.
+def foreign_store(url: str) -> PollingView:
+    """The view of SCHEME://HOST:PORT?OPTION=VALUE; asks nothing yet.
 
     ValueError: it cannot be read, with the remedy.
     """
@@ -55,12 +58,26 @@ def foreign_store(url: str) -> tuple[HttpPeer, PollingView]:
     if not bare:
         raise ValueError(remedy)
     peer = HttpPeer(url, f"http://{parts.netloc}", health_path)
-    return peer, PollingView(make(peer, options))
+    return PollingView(peer, make(peer, options))
 
 
-def check_store(url: str) -> None:
-    """Raise ValueError, with the remedy, where no store has such a URL."""
-    if is_foreign(url):
+def store_of(urls: Sequence[str], open_client: Callable[[str], AsyncStoreClient]) -> StoreView:
+    """The view of the store that these URLs name, as `store_urls` returns them; asks nothing yet.
+
+    `open_client` makes the client of a node.
+    """
+    if is_foreign(urls[0]):
+        return foreign_store(urls[0])
+    nodes = NodesView(open_client)
+    nodes.follow(urls)
+    return nodes
+
+
+def store_urls(urls: list[str]) -> list[str]:
+    """The URLs of one store, each in its one form; ValueError with the remedy."""
+    found = list(dict.fromkeys(url if is_foreign(url) else str(parse_url(url)) for url in urls))
+    for url in filter(is_foreign, found):
         foreign_store(url)
-    else:
-        parse_url(url)
+        if len(found) > 1:
+            raise ValueError(f"{url} is a whole store: give no other --store beside it")
+    return found

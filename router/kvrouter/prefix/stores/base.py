@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections import Counter
+    from collections.abc import Collection, Mapping
 
     from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.prefix.groups import Leases
@@ -26,6 +26,36 @@ class LandingOutcome(StrEnum):
     UNKNOWN_MANIFEST = "unknown_manifest"
 
 
+class StoreMatch(NamedTuple):
+    """Leading blocks of a chain that an engine can load.
+
+    `nodes`: those at each of several nodes, by URL; None: there is one store.
+    """
+
+    blocks: int = 0
+    nodes: Mapping[str, int] | None = None
+
+    def at(self, node: str | None) -> int:
+        """Those at one of several nodes; else all."""
+        return self.blocks if self.nodes is None else self.nodes.get(node or "", 0)
+
+    def source(self, own: str | None) -> str | None:
+        """The node that has most of them, for an engine with the node `own`; None: that has."""
+        if not self.nodes:
+            return None
+        best = max(self.nodes, key=self.nodes.__getitem__)
+        return best if self.nodes[best] > self.nodes.get(own or "", 0) else None
+
+    def landed(self, node: str | None, blocks: int) -> StoreMatch:
+        """The same after `blocks` were found at `node`; None: there is only one."""
+        if node is None:
+            return self
+        return StoreMatch(max(self.blocks, blocks), {**(self.nodes or {}), node: blocks})
+
+
+NOTHING_HELD: Final = StoreMatch()
+
+
 @dataclass(frozen=True, slots=True)
 class LandingResult:
     """The end of a wait."""
@@ -33,6 +63,7 @@ class LandingResult:
     outcome: LandingOutcome
     blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
     lease: Leases | None = None  # on them; its owner must release it. Empty in stores without any
+    node: str | None = None  # URL of the node, if it is one of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +76,46 @@ class Origin:
     adapter: tuple[str, str] | None  # name and path of the LoRA adapter
 
 
+class StoreClient(Protocol):
+    """One server of a store, as the router tells about it."""
+
+    url: str
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be asked now."""
+
+    async def stats(self) -> dict[str, int]:
+        """Its gauges and counters, if it has any; also while it is away. Raises KVStoreError."""
+
+
 class StoreView(Protocol):
-    """Asks a store about blocks of engines. Calls may be concurrent.
+    """Asks a store about blocks of engines. Calls may be concurrent. Its owner closes it."""
 
-    `counts` has the outcomes of waits by name, and `match_failed`.
-    """
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Outcomes of waits by name, and `match_failed`."""
 
-    counts: Counter[str]
-    adopts: bool  # whether it gives engines manifests; their answers then name none
+    @property
+    def adopts(self) -> bool:
+        """Whether it gives engines manifests; their answers then name none."""
+
+    @property
+    def clients(self) -> Collection[StoreClient]:
+        """One of each of its servers."""
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """URLs of its nodes, if it has several and each engine writes to one of them."""
+
+    async def start(self, wait_s: float) -> None:
+        """Connect in the background; returns when all is connected, or after `wait_s`."""
+
+    async def close(self) -> None:
+        """End the connections and what they hold. Idempotent."""
+
+    def follow(self, urls: Collection[str]) -> bool:
+        """Ask these nodes from now on; False: only after a restart."""
 
     def adopt(self, identity: Identity) -> Identity:
         """What an engine that joins is to this store, where its connector tells no manifest."""
@@ -66,7 +129,7 @@ class StoreView(Protocol):
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
 
-    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> int:
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
         `manifest` is a hex digest or from `adopt`, `hashes` 32 bytes per block.
@@ -79,13 +142,15 @@ class StoreView(Protocol):
         upto: int,
         deadline_s: float,
         *,
-        held: int = 0,
+        held: StoreMatch = NOTHING_HELD,
+        node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 
-        held: how many of them were there already.
+        held: which of them were there already. node: where they are written; None or unknown: at
+            any node.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """

@@ -21,9 +21,7 @@ from kvrouter_store.errors import KVStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvrouter.engines.engine import Identity
     from kvrouter.prefix.groups import Group, Leases
-    from kvrouter.prefix.stores.base import Origin
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
@@ -35,35 +33,37 @@ RELOAD_INTERVAL_S: Final = 0.1
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What is known of manifests, by hex digest. It holds at every node."""
+
+    known: dict[str, Manifest] = field(default_factory=dict)
+    groups: dict[str, tuple[CacheGroup, ...]] = field(default_factory=dict)
+    resolved: dict[str, Sequence[Group]] = field(default_factory=dict)  # where all are known
+    renamed: dict[str, str] = field(default_factory=dict)  # by those of engines when they joined
+
+
 @dataclass(eq=False)
 class NodeView:
     """Asks the store by a client that its owner closes. Calls may be concurrent.
 
-    `counts` has the outcomes of waits by name, and `match_failed`.
+    `counts` has the outcomes of waits by name, and `match_failed`. Views may share `manifests`.
     """
 
     store: AsyncStoreClient
     clock: Callable[[], float] = time.monotonic
-    adopts: bool = field(default=False, init=False)
+    manifests: Manifests = field(default_factory=Manifests)
 
     def __post_init__(self) -> None:
-        self._manifests: dict[str, Manifest] = {}
-        self._groups: dict[str, tuple[CacheGroup, ...]] = {}
-        self._resolved: dict[str, Sequence[Group]] = {}  # of `_groups_of`, where all are known
-        self._renamed: dict[str, str] = {}  # by manifests of engines when they joined
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
 
-    def adopt(self, identity: Identity) -> Identity:
-        """The same: engines without the store's connector have nothing here."""
-        return identity
-
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         if groups:
-            self._groups[manifest] = groups
-            self._resolved.pop(manifest, None)
+            self.manifests.groups[manifest] = groups
+            self.manifests.resolved.pop(manifest, None)
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
                 await self._find(manifest)
@@ -72,18 +72,18 @@ class NodeView:
 
     def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
         """An engine that joined with one manifest names its blocks by another: match those."""
-        if self._renamed.get(joined) != manifest:
-            self._renamed[joined] = manifest
-            self._groups[manifest] = groups
+        if self.manifests.renamed.get(joined) != manifest:
+            self.manifests.renamed[joined] = manifest
+            self.manifests.groups[manifest] = groups
 
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
-        first, second = self._manifests.get(one), self._manifests.get(other)
+        first, second = self.manifests.known.get(one), self.manifests.known.get(other)
         if first is None or second is None:
             return digests_differ(one, other)
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
-    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> int:
+    async def match(self, manifest: str, hashes: bytes) -> int:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
         The store brings those that are on its disk alone into memory meanwhile. The client's own
@@ -106,7 +106,6 @@ class NodeView:
         *,
         held: int = 0,
         lease: bool = True,
-        origin: Origin | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 
@@ -139,34 +138,34 @@ class NodeView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
-        manifest = self._renamed.get(manifest, manifest)
-        resolved = self._resolved.get(manifest)
+        manifest = self.manifests.renamed.get(manifest, manifest)
+        resolved = self.manifests.resolved.get(manifest)
         if resolved is not None:
             return resolved
         found = []
-        for group in self._groups.get(manifest) or (CacheGroup(manifest),):
+        for group in self.manifests.groups.get(manifest) or (CacheGroup(manifest),):
             known = await self._find(group.manifest)
             if known is None:
                 return ()
             found.append((known, group.reach))
-        self._resolved[manifest] = found
+        self.manifests.resolved[manifest] = found
         return found
 
     async def _find(self, manifest: str) -> Manifest | None:
         """A manifest by its digest; concurrent calls share one request for unknown ones."""
-        found = self._manifests.get(manifest)
+        found = self.manifests.known.get(manifest)
         if found is None and (self._reloading or self.clock() >= self._reload_at):
             if self._reloading is None:
                 self._reloading = asyncio.create_task(self._reload())
                 self._reloading.add_done_callback(_consume)
             await asyncio.shield(self._reloading)
-            found = self._manifests.get(manifest)
+            found = self.manifests.known.get(manifest)
         return found
 
     async def _reload(self) -> None:
         try:
             for each in await self.store.manifests():
-                self._manifests[each.digest.hex()] = each.manifest
+                self.manifests.known[each.digest.hex()] = each.manifest
             self._reload_at = self.clock() + RELOAD_INTERVAL_S
         finally:
             self._reloading = None

@@ -10,19 +10,20 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from kvrouter.engines.compatibility import digests_differ
 from kvrouter.prefix.groups import Leases
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter_store.errors import KVStoreError, StoreRefused
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.prefix.stores.base import Origin
+    from kvrouter.prefix.stores.http_peer import HttpPeer
 
 MATCH_S: Final = 2.0
 """For all questions of one match: more than for one, which shows that a store hangs."""
@@ -60,13 +61,34 @@ class Catalogue(Protocol):
 class PollingView:
     """Matches by one look, and awaits landings by looking again, with growing pauses."""
 
+    adopts: ClassVar[bool] = True
+    nodes: ClassVar[tuple[str, ...]] = ()
+
+    peer: HttpPeer  # answers the catalogue; started and closed here
     catalogue: Catalogue
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     counts: Counter[str] = field(default_factory=Counter, init=False)
-    adopts: bool = field(default=True, init=False)
     _next_s: float = field(default=float("-inf"), init=False)  # when the next poll may go
     _refusal: str = field(default="", init=False)  # the last one, which was logged
+
+    @property
+    def clients(self) -> list[HttpPeer]:
+        """See `StoreView`."""
+        return [self.peer]
+
+    async def start(self, wait_s: float) -> None:
+        """See `StoreView`."""
+        self.peer.start()
+        await self.peer.wait_connected(wait_s)
+
+    async def close(self) -> None:
+        """See `StoreView`."""
+        await self.peer.close()
+
+    def follow(self, urls: Collection[str]) -> bool:
+        """It has no nodes."""
+        return False
 
     def adopt(self, identity: Identity) -> Identity:
         """As the catalogue does, where the engine speaks to a store at all."""
@@ -82,18 +104,18 @@ class PollingView:
         """Their names."""
         return digests_differ(one, other)
 
-    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> int:
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks that are there; 0 if the store does not answer."""
         upto = self.catalogue.possible(manifest, len(hashes) // HASH_BYTES, origin)
         if not upto:
-            return 0
+            return NOTHING_HELD
         try:
             async with asyncio.timeout(MATCH_S):
-                return await self.catalogue.held(manifest, hashes, 0, upto, origin)
+                return StoreMatch(await self.catalogue.held(manifest, hashes, 0, upto, origin))
         except (KVStoreError, TimeoutError) as error:
             self._failed(error)
             self.counts["match_failed"] += 1
-            return 0
+            return NOTHING_HELD
 
     async def wait(
         self,
@@ -102,7 +124,8 @@ class PollingView:
         upto: int,
         deadline_s: float,
         *,
-        held: int = 0,
+        held: StoreMatch = NOTHING_HELD,
+        node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
     ) -> LandingResult:
@@ -111,7 +134,7 @@ class PollingView:
         Where the store cannot say, and engines do without its answer, that of the prefill leg
         counts. What a store never holds, as less than a chunk, is not awaited.
         """
-        blocks, until_s, pause_s = held, self.clock() + deadline_s, 0.0
+        blocks, until_s, pause_s = min(held.blocks, upto), self.clock() + deadline_s, 0.0
         possible = self.catalogue.possible(manifest, upto, origin)
         if possible is None:
             return self._ended(LandingOutcome.UNKNOWN_MANIFEST, upto, lease=False)

@@ -54,10 +54,15 @@ class DecodeAhead:
         if identity.domain != context.prompt.domain:
             return None  # the prompt's hashes are not the names of its blocks
         hashes = self.landing_waiter.known_hashes(context)
+        store, node = self.landing_waiter.store, plan.prefill.node
+        if store is None or not store.nodes:
+            node = None
+        elif node not in store.nodes:
+            return None  # nobody knows where it will land
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
         wait_s = self.client.deadlines.first_byte_s + self.landing_waiter.timeout_s
-        return PendingKv(blocks, wait_s) if blocks else None
+        return PendingKv(blocks, wait_s, node) if blocks else None
 
     async def run(
         self,

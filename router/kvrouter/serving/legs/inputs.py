@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.prefix.stores.base import StoreView
+    from kvrouter.prefix.stores.base import StoreMatch, StoreView
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.serving.request.context import PromptFacts, RequestContext
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Trace
 
 _NO_ENGINE: Final[Mapping[Engine, int]] = {}
-_NO_MANIFEST: Final[Mapping[str, int]] = {}
+_NO_MANIFEST: Final[Mapping[str, StoreMatch]] = {}
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class InputsBuilder:
             guesses=guesses,
             learnt=learnt,
             session=session,
-            store_blocks=prompt.stored or _NO_MANIFEST,
+            store_blocks={m: found.blocks for m, found in (prompt.stored or _NO_MANIFEST).items()},
             prefill_threshold=self._threshold(context),
             split=family.unsplittable(request) is None,
             model=context.model,
@@ -148,8 +148,8 @@ class InputsBuilder:
 
     async def _stored(
         self, hashes: bytes, origin: Origin | None, decode: Sequence[Engine]
-    ) -> Mapping[str, int]:
-        """Leading blocks that the store holds, by manifest of the engines."""
+    ) -> Mapping[str, StoreMatch]:
+        """What the store holds, by manifest of the engines."""
         if self.store is None or not hashes:
             return _NO_MANIFEST
         manifests = {e.manifest for e in decode if e.manifest is not None}

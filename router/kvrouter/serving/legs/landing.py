@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Engine, HashDomain
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, StoreView
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.inputs import hash_prompt
 from kvrouter.serving.request.context import AwaitedLanding, RequestContext
@@ -17,6 +17,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 if TYPE_CHECKING:
     from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.prefix.hash_cache import HashCache
+    from kvrouter.prefix.stores.base import StoreView
     from kvrouter.telemetry.metrics import Metrics
 
 
@@ -53,9 +54,11 @@ class LandingWaiter:
         if not upto:
             return self._missing(context, handoff, 0) if handoff.manifest is not None else 0
         begun_s = monotonic()
-        landing = await self._awaited(context, manifest, upto)
+        node = handoff.node or prefill.node
+        landing = await self._awaited(context, manifest, upto, node)
         if landing is None:
-            landing = await self._wait(context, manifest, hashes, upto, self.timeout_s)
+            chain = hashes[: upto * HASH_BYTES]
+            landing = await self._wait(context, manifest, chain, self.timeout_s, node)
         context.landed(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
@@ -95,32 +98,35 @@ class LandingWaiter:
 
         `land` then awaits the same. The caller must cancel its task; a lease stays the context's.
         """
-        hashes = context.prompt.hashes or b""
-        wait = self._wait(context, manifest, hashes, pending.blocks, pending.wait_s)
+        chain = (context.prompt.hashes or b"")[: pending.blocks * HASH_BYTES]
+        wait = self._wait(context, manifest, chain, pending.wait_s, pending.node)
         task = asyncio.create_task(wait, name="landing")
-        context.route.awaited = AwaitedLanding(manifest, pending.blocks, task)
+        context.route.awaited = AwaitedLanding(manifest, pending.blocks, task, pending.node)
         return context.route.awaited
 
     async def first_landed(
         self, context: RequestContext, manifest: str, pending: PendingKv, blocks: int
     ) -> bool:
         """Wait for the first `blocks` that the store did not hold; whether they landed."""
-        held = _stored(context, manifest)
-        upto = min(held + blocks, pending.blocks)
+        if self.store is None:
+            return False
+        held, node = context.prompt.held(manifest), pending.node
+        upto = min(held.at(node) + blocks, pending.blocks)
         hashes = context.prompt.hashes or b""
-        landing = await self._wait_at_store(
-            context, manifest, hashes, held, upto, pending.wait_s, lease=False
+        landing = await self.store.wait(
+            manifest, hashes, upto, pending.wait_s, held=held, node=node, lease=False
         )
         return landing.outcome is LandingOutcome.LANDED
 
     async def _awaited(
-        self, context: RequestContext, manifest: str, upto: int
+        self, context: RequestContext, manifest: str, upto: int, node: str | None
     ) -> LandingResult | None:
         """The result of `begin_wait`, if the hand-off promises the same; else that is cancelled."""
         awaited = context.route.awaited
         if awaited is None or awaited.landed:
             return awaited.task.result() if awaited is not None else None
-        if awaited.manifest == manifest and upto >= awaited.blocks and not awaited.task.done():
+        same = awaited.manifest == manifest and awaited.node in {None, node}
+        if same and upto >= awaited.blocks and not awaited.task.done():
             await asyncio.wait({awaited.task}, timeout=self.timeout_s)
             if awaited.landed:
                 return awaited.task.result()
@@ -130,38 +136,22 @@ class LandingWaiter:
         return None
 
     async def _wait(
-        self, context: RequestContext, manifest: str, hashes: bytes, upto: int, timeout_s: float
+        self, context: RequestContext, manifest: str, chain: bytes, limit_s: float, node: str | None
     ) -> LandingResult:
-        """Wait for the first `upto` blocks of the prompt; notes and leases them in the context."""
-        held = min(_stored(context, manifest), upto)
-        landing = await self._wait_at_store(
-            context, manifest, hashes, held, upto, timeout_s, lease=True
+        """Wait for the prompt's blocks in `chain`; notes and leases them in the context."""
+        if self.store is None:
+            return LandingResult(LandingOutcome.STORE_AWAY)
+        held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
+        landing = await self.store.wait(
+            manifest, chain, upto, limit_s, held=held, node=node, origin=context.prompt.origin
         )
         context.route.landed_blocks = landing.blocks
+        context.route.landed = held.landed(landing.node, landing.blocks)
         if context.timing.first_s and landing.lease is not None:
             landing.lease.release()  # the prompt is in the engine already
         else:
             context.held.lease = landing.lease
         return landing
-
-    async def _wait_at_store(  # noqa: PLR0917
-        self,
-        context: RequestContext,
-        manifest: str,
-        hashes: bytes,
-        held: int,
-        upto: int,
-        timeout_s: float,
-        *,
-        lease: bool,
-    ) -> LandingResult:
-        """Wait for blocks up to `upto`, of which the store had `held`."""
-        if self.store is None:
-            return LandingResult(LandingOutcome.STORE_AWAY)
-        origin = context.prompt.origin
-        return await self.store.wait(
-            manifest, hashes, upto, timeout_s, held=held, lease=lease, origin=origin
-        )
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.
@@ -209,8 +199,3 @@ def _domain_of(handoff: Handoff | None, usual: HashDomain) -> HashDomain:
     if handoff.block_tokens == usual.block_tokens and root == usual.root:
         return usual
     return HashDomain(handoff.block_tokens, root)
-
-
-def _stored(context: RequestContext, manifest: str) -> int:
-    """Leading blocks of the prompt that the store held when the request was planned."""
-    return context.prompt.stored.get(manifest, 0) if context.prompt.stored else 0

@@ -99,6 +99,7 @@ class Legs:
             want_ids=not known and context.prompt.tokens is None,
             rendezvous=rendezvous,
             priority=self.priorities.of(request, engine, tokens),
+            source=context.source(engine),
         )
         if rendezvous is not None:
             fields = without_rank(fields)
@@ -183,6 +184,7 @@ class Legs:
             pending=pending,
             rendezvous=rendezvous,
             want_ids=context.reports_tokens,
+            source=context.source(engine) if pending is None else pending.node,
         )
         deadlines = client.deadlines
         if pending is not None:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.openai.request import UNREAD, Request
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.serving.request.route_headers import route_lines
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class AwaitedLanding:
     manifest: str  # its hex digest
     blocks: int  # leading blocks of the prompt that are awaited
     task: asyncio.Task[LandingResult]  # the wait; its owner cancels it
+    node: str | None = None  # URL of the store node where it is awaited, if it is one of several
 
     @property
     def landed(self) -> bool:
@@ -78,7 +79,11 @@ class PromptFacts:
     origin: Origin | None = None  # what these were made of
     learnt: bytes | None = None  # names of its pieces, where its block hashes are unknown
     prefilled: Request | None = None  # what the prefill leg sends instead of the request
-    stored: Mapping[str, int] | None = None  # leading blocks that the store held, by manifest
+    stored: Mapping[str, StoreMatch] | None = None  # what the store held of it, by manifest
+
+    def held(self, manifest: str | None) -> StoreMatch:
+        """What the store held of it for engines with that manifest."""
+        return (self.stored or {}).get(manifest or "", NOTHING_HELD)
 
     @property
     def ids(self) -> bytes | None:
@@ -100,6 +105,7 @@ class Route:
     hit_engine: int = 0  # tokens of the prompt that the decode engine held at the plan
     hit_store: int = 0  # tokens beyond these that the store held
     landed_blocks: int | None = None  # leading blocks that landed; None: no landing was awaited
+    landed: StoreMatch | None = None  # what the store holds since then, if it has several nodes
 
     @property
     def cached_tokens(self) -> int | None:
@@ -180,6 +186,11 @@ class RequestContext:
         """Whether the decode engine needs no more KV: it answers, or all has landed."""
         awaited = self.route.awaited
         return bool(self.timing.first_s) or (awaited is not None and awaited.landed)
+
+    def source(self, engine: Engine) -> str | None:
+        """The store node that has most of what the own node of `engine` lacks; None: none has."""
+        found = self.route.landed or self.prompt.held(engine.manifest)
+        return found.source(engine.node)
 
     @property
     def answer_fields(self) -> bytes:

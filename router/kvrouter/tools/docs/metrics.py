@@ -14,7 +14,7 @@ from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.docs.markdown import table
 from kvrouter.tools.sim.metrics import SimMetrics
-from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, TENANT_FAMILIES
+from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, TENANT_FAMILIES, TIER_FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +69,7 @@ async def router_rows() -> list[Row]:
 
 def store_rows() -> list[Row]:
     """The metrics of a store node."""
-    families = (*FAMILIES, *TENANT_FAMILIES, SHARING_REFUSED)
+    families = (*FAMILIES, *TENANT_FAMILIES, *TIER_FAMILIES, SHARING_REFUSED)
     return [Row(one.name, one.kind, one.labels, one.help) for one in families]
 
 

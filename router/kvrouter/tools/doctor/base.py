@@ -13,7 +13,7 @@ from collections import ChainMap
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -101,6 +101,18 @@ class Check:
     examine: Callable[[Setup], Found]
 
 
+def each_node(examine: Callable[[Setup, StoreFacts], Found]) -> Callable[[Setup], Found]:
+    """A check of each node of the store that can be used, before the trials."""
+
+    @wraps(examine)
+    async def check(setup: Setup) -> Found:
+        for store in await setup.usable_stores():
+            async for found in examine(setup, store):
+                yield found
+
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """The machine that the doctor runs on; tests plant faults here.
@@ -150,8 +162,8 @@ class Setup:
         bootstrap_ports: by the engine's address; under "" that of all others.
         discovered: the first members that each discovery source named.
         engines: facts of each engine, by its address.
-        store: facts of the store; None if `settings` names none.
-        later_store: the same after the trials.
+        stores: facts of each node of the store.
+        later_stores: the same after the trials.
         trials: results of a prompt through pairs of engines.
     """
 
@@ -163,8 +175,8 @@ class Setup:
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
     discovered: list[FirstMembers] = field(default_factory=list)
     engines: dict[str, Future[EngineFacts]] = field(default_factory=dict)
-    store: Future[StoreFacts] | None = None
-    later_store: Future[StoreFacts] | None = None
+    stores: list[Future[StoreFacts]] = field(default_factory=list)
+    later_stores: list[Future[StoreFacts]] = field(default_factory=list)
     trials: Future[list[Trial]] | None = None
 
     async def ask(self, engine: Engine, path: str, body: bytes | None = None) -> bytes | None:
@@ -191,11 +203,15 @@ class Setup:
         known = await self.known_engines()
         return [e for e in known if e.engine.identity is not None and e.engine.identity.generates]
 
-    async def usable_store(self, *, after_trials: bool = False) -> StoreFacts | None:
-        """Facts of the store; None if there is none, or it cannot be used."""
-        store = self.later_store if after_trials else self.store
-        facts = await asyncio.shield(store) if store is not None else None
-        return facts if facts is not None and facts.error is None else None
+    async def all_stores(self, *, after_trials: bool = False) -> list[StoreFacts]:
+        """Every node of the store, including those that cannot be used."""
+        stores = self.later_stores if after_trials else self.stores
+        return list(await asyncio.gather(*map(asyncio.shield, stores)))
+
+    async def usable_stores(self, *, after_trials: bool = False) -> list[StoreFacts]:
+        """The nodes of the store that can be used."""
+        known = await self.all_stores(after_trials=after_trials)
+        return [each for each in known if each.error is None]
 
     async def all_trials(self) -> list[Trial]:
         """Results of all trials; empty without a store."""
@@ -203,7 +219,7 @@ class Setup:
 
     async def close(self) -> None:
         """Stop what still runs."""
-        stores = (self.store, self.later_store)
+        stores = (*self.stores, *self.later_stores)
         running = [each for each in (*self.engines.values(), *stores, self.trials) if each]
         for each in running:
             each.cancel()

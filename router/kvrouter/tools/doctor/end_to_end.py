@@ -48,7 +48,7 @@ async def landing(setup: Setup) -> Found:
         expected = min(trial.promised, trial.blocks)
         if trial.no_room:
             yield error(
-                setup.settings.store or "",
+                trial.store,
                 f"{trial.no_room} puts found no room while {trial.prefill.name} stored "
                 f"{trial.blocks} blocks",
                 "give the store node more --memory, or look at the leases that clients hold there",

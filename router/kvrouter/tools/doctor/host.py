@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
-from kvrouter.tools.doctor.base import Found, Setup, remark, warning
+from kvrouter.tools.doctor.base import Found, Setup, each_node, remark, warning
 from kvrouter_store.node.placement import memory_nodes, plan
 from kvrouter_store.node.start_checks import is_loopback
 
@@ -67,17 +67,14 @@ async def shared_memory(setup: Setup) -> Found:
         )
 
 
-async def _large_store_here(setup: Setup) -> StoreFacts | None:
-    store = await setup.usable_store()
-    if store is None or not store.here or store.stat("pool_bytes") < LARGE_POOL_BYTES:
-        return None
-    return store
+def _is_large_here(store: StoreFacts) -> bool:
+    return store.here and store.stat("pool_bytes") >= LARGE_POOL_BYTES
 
 
-async def huge_pages(setup: Setup) -> Found:
+@each_node
+async def huge_pages(setup: Setup, store: StoreFacts) -> Found:
     """A large pool of a store on this host has huge pages."""
-    store = await _large_store_here(setup)
-    if store is None or not store.stat("page_bytes.small"):
+    if not _is_large_here(store) or not store.stat("page_bytes.small"):
         return
     lack = plan(setup.host.read, store.stat("pool_bytes"), "auto", "auto", prefault=False).lack
     reason, _, remedy = lack.partition(": ")
@@ -91,11 +88,11 @@ async def huge_pages(setup: Setup) -> Found:
     )
 
 
-async def numa(setup: Setup) -> Found:
+@each_node
+async def numa(setup: Setup, store: StoreFacts) -> Found:
     """A large pool of a store on this host is spread over the NUMA nodes."""
-    store = await _large_store_here(setup)
     nodes = memory_nodes(setup.host.read)
-    if store is not None and len(nodes) > 1 and "numa_used_bytes.any" in store.stats:
+    if _is_large_here(store) and len(nodes) > 1 and "numa_used_bytes.any" in store.stats:
         yield remark(
             store.url,
             f"this host has {len(nodes)} NUMA nodes, and the pool is bound to none of them",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.openai.endpoints import COMPLETIONS
-from kvrouter.tools.doctor.store_facts import connected_engines, open_client
+from kvrouter.tools.doctor.store_facts import connected_engines, open_clients
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ async def await_links(setup: Setup) -> None:
     """
     engines = await setup.generating_engines()
     try:
-        async with asyncio.timeout(LINKS_S), open_client(setup.settings) as store:
+        async with asyncio.timeout(LINKS_S), open_clients(setup) as stores:
             while True:
-                connected = connected_engines(await store.manifests())
+                listed = [each for s in stores.values() for each in await s.manifests()]
+                connected = connected_engines(listed)
                 missing = [e for _, _, some in unconnected(engines, connected) for e in some]
                 if not missing:
                     return

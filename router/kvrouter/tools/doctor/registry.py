@@ -46,6 +46,7 @@ TOPICS: Final = {
         sharing.connector,
         sharing.connector_waits,
         sharing.same_store,
+        sharing.store_node,
         sharing.block_size,
         sharing.block_hashes,
         sharing.kv_dtype,

@@ -75,15 +75,17 @@ def _learn(setup: Setup) -> None:
     for address, role in both_roles(named).items():
         engine = Engine(bare_address(address), role, tls=SECURE in address)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
-    if settings.store_node is not None:
-        setup.store = asyncio.create_task(learn_store(settings))
+    nodes = settings.store_nodes
+    setup.stores = [asyncio.create_task(learn_store(settings, url)) for url in nodes]
+    if nodes:
         setup.trials = asyncio.create_task(try_pairs(setup))
-        setup.later_store = asyncio.create_task(_learn_store_later(setup))
+    for url in nodes:
+        setup.later_stores.append(asyncio.create_task(_learn_store_later(setup, url)))
 
 
-async def _learn_store_later(setup: Setup) -> StoreFacts:
+async def _learn_store_later(setup: Setup, url: str) -> StoreFacts:
     await setup.all_trials()
-    return await learn_store(setup.settings)
+    return await learn_store(setup.settings, url)
 
 
 async def _run(check: Check, setup: Setup) -> list[Finding]:
@@ -105,7 +107,7 @@ async def _run(check: Check, setup: Setup) -> list[Finding]:
 def _subjects(setup: Setup) -> str:
     settings, engines = setup.settings, len(setup.engines)
     named = [f"{engines} engine{'' if engines == 1 else 's'}"] if engines else []
-    named += [f"the store at {settings.store}"] if settings.store is not None else []
+    named += [f"the store at {url}" for url in settings.store]
     return ", ".join([*named, "this host"])
 
 

@@ -9,6 +9,7 @@ from kvrouter.engines.engine import CacheGroup, Role
 from kvrouter.tools.doctor.base import Found, Setup, SharedGroup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 from kvrouter.tools.doctor.links import unconnected
+from kvrouter.tools.doctor.store_facts import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ async def connector(setup: Setup) -> Found:
                 f"its connector shares no KV: {identity.refusal}",
                 "change the setting of the engine that the sentence names, and restart it",
             )
-        elif setup.settings.store_node is not None and identity.manifest is None:
+        elif setup.settings.store_nodes and identity.manifest is None:
             yield error(
                 each.name,
                 "--store is given, but no connector of it is loaded there: its KV neither goes to "
@@ -79,9 +80,10 @@ async def connector_waits(setup: Setup) -> Found:
 
 async def same_store(setup: Setup) -> Found:
     """Engines' connectors use the store that the router asks."""
-    store = await setup.usable_store(after_trials=True)
-    if store is None:
+    stores = await setup.usable_stores(after_trials=True)
+    if not stores or len(stores) < len(setup.stores):
         return
+    store = together(stores)
     engines = await setup.generating_engines()
     for manifest, group, missing in unconnected(engines, store.engines):
         connected = len(store.engines.get(manifest, frozenset()))
@@ -93,10 +95,23 @@ async def same_store(setup: Setup) -> Found:
         )
 
 
+async def store_node(setup: Setup) -> Found:
+    """With several store nodes, each engine names the one that it writes to."""
+    nodes = setup.settings.store
+    for each in await setup.generating_engines():
+        if len(nodes) > 1 and each.engine.manifest is not None and each.engine.node not in nodes:
+            said = f"names the store node {each.engine.node}" if each.engine.node else "names none"
+            yield warning(
+                each.name,
+                f"it {said}, which --store does not: the router asks all nodes where its KV is, "
+                "and sends its decode legs after the landing",
+                'set "advertise" in its connector\'s settings to the URL of its node in --store',
+            )
+
+
 async def shared_groups(setup: Setup) -> list[SharedGroup]:
     """What engines share through the store, by cache group."""
-    store = await setup.usable_store(after_trials=True)
-    manifests = store.manifests if store is not None else {}
+    manifests = together(await setup.usable_stores(after_trials=True)).manifests
     found = []
     for each in await setup.generating_engines():
         identity = each.engine.identity
@@ -157,8 +172,7 @@ async def _differences(
     `what` begins the finding. A difference in one of `unless` explains this one, and is reported
     by its own check.
     """
-    store = await setup.usable_store(after_trials=True)
-    manifests = store.manifests if store is not None else {}
+    manifests = together(await setup.usable_stores(after_trials=True)).manifests
     for _, engines in model_groups(await setup.generating_engines()):
         group = [(each, manifests.get(each.engine.manifest or "")) for each in engines]
         odd = _odd(group, value)

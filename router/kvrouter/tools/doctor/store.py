@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
 from kvrouter.prefix import stores
-from kvrouter.tools.doctor.base import Found, Setup, error, remark, warning
+from kvrouter.tools.doctor.base import Found, Setup, each_node, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.errors import KVStoreError, StoreRefused, Unauthorized, Untrusted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvrouter.tools.doctor.base import Finding
+    from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter.tools.doctor.store_facts import StoreFacts
 
 SIGNS_OF_FAULTS: Final = (
     (
@@ -33,74 +39,74 @@ SIGNS_OF_FAULTS: Final = (
 )
 
 
-async def _failure(setup: Setup) -> tuple[str, KVStoreError | None]:
-    """The store's URL, and why it cannot be used."""
-    facts = await asyncio.shield(setup.store) if setup.store is not None else None
-    return (facts.url, facts.error) if facts is not None else ("", None)
+async def _failures(setup: Setup) -> list[tuple[str, KVStoreError]]:
+    """The URL of each node that cannot be used, and why."""
+    return [(each.url, each.error) for each in await setup.all_stores() if each.error is not None]
 
 
 async def store_reachable(setup: Setup) -> Found:
     """The store answers, in this version of the protocol."""
-    url, failure = await _failure(setup)
-    if failure is None or isinstance(failure, Unauthorized | Untrusted):
-        return
-    if isinstance(failure, StoreRefused):
-        remedy = "run the same version of kvrouter here and on the store node"
-        yield error(url, f"it refuses this client: {failure}", remedy)
-    else:
-        remedy = "start it (`kvrouter store`), or correct its address and port in --store"
-        yield error(url, f"it does not answer: {failure}", remedy)
+    for url, failure in await _failures(setup):
+        if isinstance(failure, Unauthorized | Untrusted):
+            continue
+        if isinstance(failure, StoreRefused):
+            remedy = "run the same version of kvrouter here and on the store node"
+            yield error(url, f"it refuses this client: {failure}", remedy)
+        else:
+            remedy = "start it (`kvrouter store`), or correct its address and port in --store"
+            yield error(url, f"it does not answer: {failure}", remedy)
 
 
 async def foreign_store(setup: Setup) -> Found:
     """The Mooncake master, or LMCache's coordinator, that --store names answers."""
-    url = setup.settings.store
-    if url is None or setup.settings.store_node is not None:
-        return
-    peer, _ = stores.foreign_store(url)
-    try:
-        await peer.stats()
-    except KVStoreError as failure:
-        remedy = "start it, or correct its address and port (of HTTP) in --store"
-        yield error(url, f"it does not answer: {failure}", remedy)
-    finally:
-        await peer.close()
+    for url in filter(stores.is_foreign, setup.settings.store):
+        peer = stores.foreign_store(url).peer
+        try:
+            await peer.stats()
+        except KVStoreError as failure:
+            remedy = "start it, or correct its address and port (of HTTP) in --store"
+            yield error(url, f"it does not answer: {failure}", remedy)
+        finally:
+            await peer.close()
 
 
 async def store_token(setup: Setup) -> Found:
     """The store accepts the token that is given."""
-    url, failure = await _failure(setup)
-    if isinstance(failure, Unauthorized):
-        given = "another one" if setup.settings.store_token.get_secret_value() else "none"
-        yield error(
-            url,
-            f"it asks for a token of its tenants, and got {given}",
-            "give one of its --token-file as KVROUTER_STORE_TOKEN, here and to the engines",
-        )
+    for url, failure in await _failures(setup):
+        if isinstance(failure, Unauthorized):
+            given = "another one" if setup.settings.store_token.get_secret_value() else "none"
+            yield error(
+                url,
+                f"it asks for a token of its tenants, and got {given}",
+                "give one of its --token-file as KVROUTER_STORE_TOKEN, here and to the engines",
+            )
 
 
 async def store_tls(setup: Setup) -> Found:
     """TLS with the store succeeds."""
-    url, failure = await _failure(setup)
-    if isinstance(failure, Untrusted):
-        yield error(
-            url,
-            f"TLS with it fails: {failure}",
-            "give the CA that signed its certificate as --store-ca-file, and make sure that the "
-            "certificate is valid now and names the host of the address"
-            if parse_url(url).tls
-            else "write its address as kvs://HOST:PORT",
-        )
+    for url, failure in await _failures(setup):
+        if isinstance(failure, Untrusted):
+            yield error(
+                url,
+                f"TLS with it fails: {failure}",
+                "give the CA that signed its certificate as --store-ca-file, and make sure that "
+                "the certificate is valid now and names the host of the address"
+                if parse_url(url).tls
+                else "write its address as kvs://HOST:PORT",
+            )
 
 
 async def store_room(setup: Setup) -> Found:
     """The store's pool holds the longest prompt of each model."""
-    store = await setup.usable_store(after_trials=True)
-    if store is None:
-        return
+    for store in await setup.usable_stores(after_trials=True):
+        for finding in _room(store, await setup.known_engines()):
+            yield finding
+
+
+def _room(store: StoreFacts, engines: list[EngineFacts]) -> Iterator[Finding]:
     pool = store.stat("pool_bytes")
     needs: dict[str, tuple[int, int]] = {}
-    for each in await setup.known_engines():
+    for each in engines:
         manifest, identity = store.manifests.get(each.engine.manifest or ""), each.engine.identity
         if manifest is not None and identity is not None:
             blocks = (identity.max_model_len or 0) // manifest.spec.block_tokens
@@ -118,11 +124,9 @@ async def store_room(setup: Setup) -> Found:
             )
 
 
-async def store_pressure(setup: Setup) -> Found:
+@each_node
+async def store_pressure(_: Setup, store: StoreFacts) -> Found:
     """The store refused no blocks for lack of room."""
-    store = await setup.usable_store()
-    if store is None:
-        return
     if refused := store.stat("no_space_total"):
         yield warning(
             store.url,
@@ -138,11 +142,9 @@ async def store_pressure(setup: Setup) -> Found:
         )
 
 
-async def store_health(setup: Setup) -> Found:
+@each_node
+async def store_health(_: Setup, store: StoreFacts) -> Found:
     """The store saw no corrupt blocks, no foreign clients, and no engines that share nothing."""
-    store = await setup.usable_store()
-    if store is None:
-        return
     for name, what, remedy in SIGNS_OF_FAULTS:
         if count := store.stat(name):
             yield warning(store.url, f"{count} {what}", remedy)
@@ -154,11 +156,11 @@ async def store_health(setup: Setup) -> Found:
         )
 
 
-async def store_disk(setup: Setup) -> Found:
+@each_node
+async def store_disk(_: Setup, store: StoreFacts) -> Found:
     """The store uses its disk."""
-    store = await setup.usable_store()
-    reasons = [name for name, _ in store.series("disk_bypassed.")] if store is not None else []
-    if store is not None and reasons:
+    reasons = [name for name, _ in store.series("disk_bypassed.")]
+    if reasons:
         yield warning(
             store.url,
             f"it does not use its disk: {', '.join(reasons)}",
@@ -167,10 +169,10 @@ async def store_disk(setup: Setup) -> Found:
         )
 
 
-async def store_transport(setup: Setup) -> Found:
+@each_node
+async def store_transport(_: Setup, store: StoreFacts) -> Found:
     """Clients on the store's host map its memory."""
-    store = await setup.usable_store()
-    if store is None or not store.here or store.transport == "shm":
+    if not store.here or store.transport == "shm":
         return
     if store.transport == "unix":
         yield remark(
@@ -190,10 +192,10 @@ async def store_transport(setup: Setup) -> Found:
     )
 
 
-async def store_rdma(setup: Setup) -> Found:
+@each_node
+async def store_rdma(setup: Setup, store: StoreFacts) -> Found:
     """KV travels over RDMA if this host has a device."""
-    store = await setup.usable_store()
-    if store is None or store.here or store.transport != "tcp" or not setup.host.has_rdma:
+    if store.here or store.transport != "tcp" or not setup.host.has_rdma:
         return
     if parse_url(store.url).tls:
         why, remedy = "TLS excludes it", "use kv:// in a network of your own"

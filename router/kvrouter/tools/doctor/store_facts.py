@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,10 @@ from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.tools.doctor.base import Setup
     from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
     from kvrouter_store.identity.block import Manifest
 
@@ -31,7 +33,7 @@ _PART: Final = re.compile(r"/(rank\d+|landings)$")
 
 @dataclass(slots=True)
 class StoreFacts:
-    """What is known of the store.
+    """What is known of a node of the store.
 
     Attributes:
         error: why it cannot be used; None if it can.
@@ -66,10 +68,9 @@ class StoreFacts:
         return [(name[len(prefix) :], v) for name, v in found if name.startswith(prefix) and v]
 
 
-async def learn_store(settings: RouterSettings) -> StoreFacts:
-    """Ask the store everything. Never raises for what the store does."""
-    assert settings.store is not None
-    facts = StoreFacts(settings.store)
+async def learn_store(settings: RouterSettings, url: str) -> StoreFacts:
+    """Ask a node everything. Never raises for what the node does."""
+    facts = StoreFacts(url)
     try:
         await asyncio.to_thread(_ask, settings, facts)
     except KVStoreError as error:
@@ -110,19 +111,37 @@ def connected_engines(registered: Iterable[RegisteredManifest]) -> dict[str, fro
 
     The ranks and other connections of an engine count as one.
     """
-    return {
-        each.digest.hex(): frozenset(_PART.sub("", name) for name in each.engines)
+    return _joined(
+        (each.digest.hex(), frozenset(_PART.sub("", name) for name in each.engines))
         for each in registered
-    }
-
-
-def open_client(settings: RouterSettings) -> AsyncStoreClient:
-    """A client of the router's store, to be entered."""
-    assert settings.store is not None
-    return AsyncStoreClient(
-        settings.store,
-        name=NAME,
-        token=settings.store_token.get_secret_value(),
-        tls=settings.store_tls,
-        deadline_s=DEADLINE_S,
     )
+
+
+def together(stores: Iterable[StoreFacts]) -> StoreFacts:
+    """What engines have registered with any of these nodes."""
+    stores = list(stores)
+    return StoreFacts(
+        ", ".join(each.url for each in stores),
+        manifests={name: known for each in stores for name, known in each.manifests.items()},
+        engines=_joined(pair for each in stores for pair in each.engines.items()),
+    )
+
+
+def _joined(named: Iterable[tuple[str, frozenset[str]]]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for manifest, names in named:
+        found[manifest] = found.get(manifest, frozenset()) | names
+    return found
+
+
+@asynccontextmanager
+async def open_clients(setup: Setup) -> AsyncIterator[dict[str, AsyncStoreClient]]:
+    """Clients of the nodes that can be used, by URL."""
+    token, tls = setup.settings.store_token.get_secret_value(), setup.settings.store_tls
+    async with AsyncExitStack() as stack:
+        yield {
+            each.url: await stack.enter_async_context(
+                AsyncStoreClient(each.url, name=NAME, token=token, tls=tls, deadline_s=DEADLINE_S)
+            )
+            for each in await setup.usable_stores()
+        }

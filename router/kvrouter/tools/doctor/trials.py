@@ -23,7 +23,7 @@ from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.openai.endpoints import COMPLETIONS
 from kvrouter.openai.request import parse
 from kvrouter.tools.doctor.links import await_links
-from kvrouter.tools.doctor.store_facts import open_client
+from kvrouter.tools.doctor.store_facts import open_clients
 from kvrouter.tools.doctor.tokenizers import token_ids
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.chain import hash_tokens
@@ -48,6 +48,7 @@ class Trial:
     """The result of a trial with one prefill and one decode engine.
 
     Attributes:
+        store: URL of the node that the prefill engine writes to.
         stopped: the problem that ended it, in a sentence; later attributes are then unset.
         at_fault: the engine that caused the problem; None if neither did.
         blocks: whole blocks of the prompt.
@@ -62,6 +63,7 @@ class Trial:
 
     prefill: EngineFacts
     decode: EngineFacts
+    store: str
     stopped: str | None = None
     at_fault: EngineFacts | None = None
     blocks: int = 0
@@ -83,16 +85,19 @@ async def try_pairs(setup: Setup) -> list[Trial]:
     """A trial of as many pairs as are needed for every engine to take part.
 
     Engines first get time to connect to the store. Trials whose prefill engine's manifest the store
-    does not know are left out: the check `same-store` reports these engines.
+    does not know, or whose node nobody knows, are left out: the checks `same-store` and
+    `store-node` report these engines.
     """
-    if await setup.usable_store() is None:
+    if not await setup.usable_stores():
         return []
     await await_links(setup)
     pairs = list(pairs_to_try(setup, await setup.known_engines()))
     if not pairs:
         return []
-    async with open_client(setup.settings) as client:
-        attempts = (_Attempt(setup, client, *pair).run() for pair in pairs)
+    async with open_clients(setup) as clients:
+        only = next(iter(clients.values())) if len(setup.settings.store) == 1 else None
+        homes = [(only or clients.get(pair[0].engine.node or ""), pair) for pair in pairs]
+        attempts = (_Attempt(setup, home, *pair).run() for home, pair in homes if home is not None)
         trials = await asyncio.gather(*attempts)
     return [trial for trial in trials if trial is not None]
 
@@ -151,7 +156,7 @@ class _Attempt:
         self._store = store
         self._domain = domain
         self._manifest: Manifest | None = None
-        self._trial = Trial(prefill, decode)
+        self._trial = Trial(prefill, decode, store.url)
         self._family = setup.families.of(prefill.engine)
         self._model = next(model for model in decode.models if model in prefill.models)
         self._hashes = b""
@@ -249,7 +254,9 @@ class _Attempt:
         trial = self._trial
         request = parse(body, "completion", 1)
         before = await self._loaded(trial.decode)
-        answer = await self._ask(trial.decode, self._family.decode_body(request, handoff))
+        source = trial.store if len(self._setup.settings.store) > 1 else None
+        leg = self._family.decode_body(request, handoff, source=source)
+        answer = await self._ask(trial.decode, leg)
         after = await self._loaded(trial.decode)
         cached = self._read(trial.decode, answer).cached_tokens
         counts = [after - before] if before is not None and after is not None else []

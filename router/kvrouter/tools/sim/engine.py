@@ -23,6 +23,7 @@ from kvrouter.tools.sim.steps import Steps
 from kvrouter.tools.sim.store_link import SimStoreLink, sim_manifest
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.neighbours import Neighbours, name_of
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 from kvrouter_store.rdma.initiator import Initiator
 
@@ -63,6 +64,7 @@ class SimEngine:
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
         self._random = Random(settings.seed)
         self.link = self._link(name)
+        self.sources = settings.store_sources
         self._publish = publish
         self._admission = SimAdmission(
             self.cache,
@@ -144,23 +146,28 @@ class SimEngine:
         settings = self.settings
         if settings.store is None:
             return None
-        client = StoreClient(
-            settings.store,
-            transport=settings.store_transport,
-            rdma=Initiator(settings.rdma_options),
-            deadline_s=settings.store_deadline,
-            name=name,
-            token=settings.store_token.get_secret_value(),
-            tls=settings.store_tls,
-        )
+
+        def open_client(url: str) -> StoreClient:
+            return StoreClient(
+                url,
+                transport=settings.store_transport,
+                rdma=Initiator(settings.rdma_options),
+                deadline_s=settings.store_deadline,
+                name=name,
+                token=settings.store_token.get_secret_value(),
+                tls=settings.store_tls,
+            )
+
         return SimStoreLink(
-            client,
+            open_client(settings.store),
+            Neighbours(open_client, StoreClient.close),
             self.manifest,
             self.memory,
             self.metrics,
             self.executor,
             engine=name,
             verify=settings.verify_kv,
+            node=name_of(settings.store),
             spoils=lambda: self._random.random() * 100 < settings.kv_corruption_rate,
         )
 

@@ -88,6 +88,7 @@ class Generation:
                     "blocks": self._stored_blocks,
                     "block_tokens": self._block_tokens,
                     "root": engine.root.hex(),
+                    **({"node": engine.link.node} if engine.link.node else {}),
                 }
             }
         engine.metrics.prefill_time.observe(time.monotonic() - self._admitted_s)
@@ -129,23 +130,37 @@ class Generation:
         self.engine.leave(self)
 
     async def _load(self, local: int) -> int:
-        """Load blocks after the `local` ones from the store; how many."""
+        """Load blocks after the `local` ones from the store; how many.
+
+        First from the engine's own node, then from the one that the request names.
+        """
         engine, usable = self.engine, self.prompt.usable
         if engine.link is None or not (usable > local or engine.saves_prompts):
             return 0
         engine.metrics.external_queries.inc((usable - local) * self._block_tokens)
-        hashes = self.prompt.hashes[:usable]
         began_s = time.monotonic()
-        upto = self._stored_blocks = min(await engine.link.match(hashes), usable)
-        if upto <= local:
+        stored, loaded = await self._load_from("", local)
+        self._stored_blocks = min(stored, local + loaded)
+        source = engine.sources.url(self.answer.request.source)
+        if source and local + loaded < usable:
+            loaded += (await self._load_from(source, local + loaded))[1]
+        if not loaded:
             return 0
-        contents = self.prompt.contents[:usable]
-        loaded = await engine.link.load(hashes, local, self.allocation.slots[local:upto], contents)
-        self._stored_blocks = local + loaded
         seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
         await _until(began_s + seconds)
         self._name(local, local + loaded)
         return loaded
+
+    async def _load_from(self, node: str, first: int) -> tuple[int, int]:
+        """Load blocks from `first` on; how many leading ones the node has, and how many came."""
+        link, usable = self.engine.link, self.prompt.usable
+        assert link is not None
+        hashes, contents = self.prompt.hashes[:usable], self.prompt.contents[:usable]
+        there = min(await link.match(hashes, node), usable)
+        if there <= first:
+            return there, 0
+        slots = self.allocation.slots[first:there]
+        return there, await link.load(hashes, first, slots, contents, node)
 
     async def _compute(self, held: int, loaded: int) -> None:
         """Compute the prompt from block `held` on, step by step, and save each step's blocks.

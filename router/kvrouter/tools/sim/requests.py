@@ -14,6 +14,7 @@ import orjson
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.openai.request import Kind
 from kvrouter.tools.sim.tokenizer import SimTokenizer
+from kvrouter_store.connectors.vllm_tier.announced import announced
 
 T = TypeVar("T", bool, int, float)
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -35,6 +36,7 @@ class GenerateRequest:
         max_tokens: None until the model would stop by itself.
         adapter: name and path of the LoRA adapter that `model` names, or None.
         priority: lower goes first, if the engine schedules by it.
+        source: URL of a store node that has KV which the engine's own may lack, or "".
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class GenerateRequest:
     cache_salt: str | None
     adapter: tuple[str, str] | None = None
     priority: int = 0
+    source: str = ""
 
     @property
     def prompt(self) -> list[int]:
@@ -94,6 +97,7 @@ def parse_request(
         _check_room(len(prompt), max_model_len, reused=reused is not None)
     options = data.get("stream_options") or {}
     include_usage = _flag(options, "include_usage")
+    told = announced(data.get("kv_transfer_params"))
     return GenerateRequest(
         kind=kind,
         model=model,
@@ -108,6 +112,7 @@ def parse_request(
         ignore_eos=_flag(data, "ignore_eos"),
         cache_salt=salt,
         priority=_value(data, "priority", int) or 0,
+        source=told.source if told is not None else "",
     )
 
 

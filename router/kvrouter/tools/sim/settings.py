@@ -27,6 +27,7 @@ from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
+from kvrouter_store.connectors.neighbours import Sources
 from kvrouter_store.node.settings import (
     RdmaSettings,
     StoreCaFile,
@@ -196,6 +197,12 @@ class SimSettings(RdmaSettings, Settings):
         "rdma needs a device on this host.",
         json_schema_extra={"flags": ["--transport"]},
     )
+    store_neighbours: str = Field(
+        default="",
+        description="Other nodes of the store, from which the engine reads where a request names "
+        "them: HOST:PORT or URLs with commas between, or any.",
+        json_schema_extra={"metavar": "NODES"},
+    )
     store_deadline: Duration = Field(
         default=Duration(2), description="Longest time of one operation of the store."
     )
@@ -341,12 +348,18 @@ class SimSettings(RdmaSettings, Settings):
         object.__setattr__(self, "store_token", token)  # frozen
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
+            _ = self.store_sources
         return self
 
     @property
     def store_tls(self) -> ClientTls:
         """Files for TLS with the store."""
         return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)
+
+    @property
+    def store_sources(self) -> Sources:
+        """Which nodes of the store a request may name."""
+        return Sources.of(self.store_neighbours, self.store or "")
 
     @property
     def cache_tokens(self) -> int:

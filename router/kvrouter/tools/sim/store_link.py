@@ -7,6 +7,7 @@ store, and computed again.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from kvrouter.tools.sim.memory import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import BlockHashes
@@ -61,15 +63,20 @@ async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) ->
 
 @dataclass(eq=False)
 class SimStoreLink:
-    """One engine's link to the store. `close` after the last request."""
+    """One engine's link to the store. `close` after the last request.
+
+    Where it takes a `node`, that is the URL of another node of the store; "" is the own one.
+    """
 
     client: StoreClient
+    neighbours: Neighbours[StoreClient]
     manifest: Manifest
     memory: KVMemory
     metrics: SimMetrics
     executor: ThreadPoolExecutor
     engine: str
     verify: bool
+    node: str  # URL of the own node for others; "" if there is none
     spoils: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
@@ -77,35 +84,50 @@ class SimStoreLink:
 
     async def register(self) -> None:
         """Register the engine. If the store is away, the next operation does it."""
-        await self._guarded(lambda: None, None)
+        await self._guarded(lambda client: None, None)
 
-    async def match(self, hashes: BlockHashes) -> int:
+    async def match(self, hashes: BlockHashes, node: str = "") -> int:
         """How many leading blocks the store has; 0 if it is away."""
-        return await self._guarded(lambda: self.client.match(self.manifest, hashes.data).blocks, 0)
+        return await self._guarded(
+            lambda client: client.match(self.manifest, hashes.data).blocks, 0, node
+        )
 
     async def load(
-        self, hashes: BlockHashes, first: int, slots: list[int], contents: BlockHashes
+        self,
+        hashes: BlockHashes,
+        first: int,
+        slots: list[int],
+        contents: BlockHashes,
+        node: str = "",
     ) -> int:
         """Load blocks first, first+1, ... into `slots`; how many leading ones are right.
 
         `contents` names their right bytes. Without verification all bytes count as right.
         """
         span = range(first, first + len(slots))
-        return await self._guarded(lambda: self._load(hashes, span, slots, contents), 0)
+        return await self._guarded(
+            lambda client: self._load(client, hashes, span, slots, contents), 0, node
+        )
 
     async def save(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
         """Put the blocks in `slots` into the store; how many leading ones it has or receives."""
         span = range(first, first + len(slots))
-        return await self._guarded(lambda: self._save(hashes, span, slots), 0)
+        return await self._guarded(lambda client: self._save(hashes, span, slots), 0)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         await in_thread(self.executor, self.client.close)
+        await in_thread(self.executor, self.neighbours.close)
 
     def _load(
-        self, hashes: BlockHashes, span: range, slots: list[int], contents: BlockHashes
+        self,
+        client: StoreClient,
+        hashes: BlockHashes,
+        span: range,
+        slots: list[int],
+        contents: BlockHashes,
     ) -> int:
-        statuses = self.client.get_into(
+        statuses = client.get_into(
             self.manifest, 0, hashes[: span.stop].data, span, self.memory.segments, slots
         )
         came = next(
@@ -123,7 +145,7 @@ class SimStoreLink:
         )
         if right < came:
             self.metrics.wrong_blocks.inc()
-            self.client.delete(self.manifest, names[right])
+            client.delete(self.manifest, names[right])
         return right
 
     def _save(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
@@ -136,12 +158,15 @@ class SimStoreLink:
             (at for at, status in enumerate(statuses) if status not in _KEPT), len(statuses)
         )
 
-    async def _guarded(self, work: Callable[[], Result], default: Result) -> Result:
+    async def _guarded(
+        self, work: Callable[[StoreClient], Result], default: Result, node: str = ""
+    ) -> Result:
         def registered() -> Result:
             if not self._registered:
                 self.client.register(self.manifest, engine=self.engine)
                 self._registered = True
-            return work()
+            with self.neighbours.client(node) if node else nullcontext(self.client) as client:
+                return work(client)
 
         try:
             return await in_thread(self.executor, registered)

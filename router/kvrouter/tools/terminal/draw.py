@@ -39,7 +39,7 @@ def screen(snapshot: Snapshot) -> list[Line]:
         _minute(snapshot),
         _engines(snapshot.engines),
         _flows(snapshot),
-        _store(snapshot.store),
+        *(_store(card) for card in snapshot.stores or (snapshot.store,)),
         _requests(snapshot),
     )
     lines: list[Line] = []

@@ -10,7 +10,7 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     """The `kv_transfer_params` about a request.
 
     `manifest`: of the blocks of which a hit needs all; `groups`: what further groups need.
-    `waits`: it can be asked before its KV has landed.
+    `waits`: it can be asked before its KV has landed. `node`: its own node of the store.
     `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
     needs where they end. They are none while the store is away: the router would wait in vain.
 
@@ -37,6 +37,8 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
         "root": next(iter(tier.links.values())).manifest.spec.root,
         "waits": True,
     }
+    if tier.node:
+        about["node"] = tier.node
     if len(groups) > 1 or groups[0]["reach"] is not None:
         about["groups"] = groups
     return about

@@ -1,11 +1,15 @@
-"""Chunks that a router announced: on their way into the store, and awaited.
+"""Chunks that a router announced: in another node of the store, or on their way, and awaited.
 
 A router that sends a decode leg before the KV of its prompt has landed says in `kv_transfer_params`
 how many leading blocks will land. vLLM asks for the chunks of a waiting request in each of its
 steps. One that is on its way gets no answer until it has landed: vLLM then fetches it while the
 prefill engine computes the next, and gives the request no blocks of its cache before all came.
+
+A router also names the node that has them, where it is not the engine's own. Then that node is
+asked for what the own one lacks.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,22 +24,27 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvrouter_store.connectors.landings import AwaitedPrefix, Landings
+from kvrouter_store.connectors.neighbours import Sources
 from kvrouter_store.connectors.vllm_tier.announced import announced
 from kvrouter_store.identity.block import Manifest
+
+log = logging.getLogger("vllm.kvstore")
 
 
 @dataclass
 class _Coming:
     """Kept by vLLM with a request: what is on its way to it.
 
-    end: token at which the last announced block ends. until: when the wait is over.
+    end: token at which the last announced block ends; None where all chunks are asked for.
+    until: when the wait is over. node: where they are; '' is the own one.
     asked: chunks that nobody follows yet, with group and position. places: where each followed
     chunk is in what is awaited; None for one that came, and was lost. seen: what had landed when
     vLLM last asked.
     """
 
-    end: int
+    end: int | None
     until: float
+    node: str
     asked: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
     awaited: list[AwaitedPrefix] = field(default_factory=list)
     places: dict[OffloadKey, tuple[AwaitedPrefix, int] | None] = field(default_factory=dict)
@@ -47,17 +56,20 @@ class Arrivals:
     """What is on its way to one engine; called by the scheduler's thread alone.
 
     block_tokens: of the blocks that routers count. manifest_of: the manifest of a cache group.
+    sources: nodes that a request may name.
     """
 
     landings: Landings
     block_tokens: int
     manifest_of: Callable[[int], Manifest]
+    sources: Sources
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._reach_tokens: Mapping[int, int | None] = {}
         self._asked: list[_Coming] = []  # those with chunks that nobody follows yet
         self._followed: list[AwaitedPrefix] = []
+        self._complained = False
 
     def await_groups(self, reach_tokens: Mapping[int, int | None]) -> None:
         """Of these cache groups chunks are awaited: the last so many tokens, or (None) all."""
@@ -65,9 +77,15 @@ class Arrivals:
 
     def begin(self, context: ReqContext) -> None:
         """A request came: note what was announced to it."""
-        if (told := announced(context.kv_transfer_params)) is not None:
-            end, until = told.blocks * self.block_tokens, self.clock() + told.wait_s
-            context.set_state(_Coming(end, until))
+        if (told := announced(context.kv_transfer_params)) is None:
+            return
+        node = self.sources.url(told.source) if told.source else ""
+        if node is None and not self._complained:
+            self._complained = True
+            log.warning('%.200r is not among "neighbours": nothing is read from it', told.source)
+        end = None if told.blocks is None else told.blocks * self.block_tokens
+        if node or (node == "" and end is not None):
+            context.set_state(_Coming(end, self.clock() + told.wait_s, node))
 
     def lookup(self, key: OffloadKey, context: ReqContext) -> bool | None:
         """Whether a chunk has landed that was not there; None: it may yet."""
@@ -76,10 +94,7 @@ class Arrivals:
             return False
         if key in coming.places:
             place = coming.places[key]
-            if place is None:
-                return False
-            over = place[0].over  # read first: news of earlier landings has come by then
-            return place[0].landed > place[1] or (False if over else None)
+            return False if place is None else place[0].came(place[1])
         group, position = get_offload_group_idx(key), context.get_offload_key_position(key)
         if position is None or not self._is_announced(group, position, coming):
             return False
@@ -87,6 +102,12 @@ class Arrivals:
             self._asked.append(coming)
         coming.asked.append((group, position, key))
         return None
+
+    def node_of(self, key: OffloadKey, context: ReqContext) -> str:
+        """The node that has a chunk that was found; '' is the own one."""
+        coming = context.get_state(_Coming)
+        place = None if coming is None else coming.places.get(key)
+        return coming.node if coming and place and place[0].came(place[1]) else ""
 
     def follow(self) -> None:
         """Begin to follow what was asked for since the last call."""
@@ -122,6 +143,8 @@ class Arrivals:
         return bool(self._asked) or any(not each.over for each in self._followed)
 
     def _is_announced(self, group: int, position: int, coming: _Coming) -> bool:
+        if coming.end is None:
+            return True
         if position > coming.end or group not in self._reach_tokens:
             return False
         reach = self._reach_tokens[group]
@@ -134,7 +157,8 @@ class Arrivals:
             keys = [key for _, _, key in members]
             hashes = b"".join(map(get_offload_block_hash, keys))
             left_s = coming.until - self.clock()
-            awaited = self.landings.follow(self.manifest_of(group), hashes, left_s)
+            manifest = self.manifest_of(group)
+            awaited = self.landings.follow(manifest, hashes, left_s, coming.node)
             coming.awaited.append(awaited)
             self._followed.append(awaited)
             coming.places.update({key: (awaited, place) for place, key in enumerate(keys)})

@@ -1,5 +1,6 @@
 """The chunks of one of vLLM's transfer jobs, as the store names them. Moves no bytes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -14,9 +15,11 @@ class Run:
     """Chunks of one cache group, each built on the one before it.
 
     chain: the hashes of the blocks `span`, and of the one that the first builds on, where known.
+    node: which node of the store has them; '' is the engine's own.
     """
 
     group: int
+    node: str
     keys: list[OffloadKey]
     chain: bytes
     span: range
@@ -30,7 +33,9 @@ class _Stored:
     last: dict[int, bytes] = field(default_factory=dict)
 
 
-def runs_of(job: Any, *, remember: bool = False) -> list[Run]:
+def runs_of(
+    job: Any, node_of: Callable[[OffloadKey], str] = lambda key: "", *, remember: bool = False
+) -> list[Run]:
     """The chunks of a TransferJob in prefix order; with `remember`, later jobs build on them.
 
     Chunks whose place in the request is not known are runs of their own. Those that have no name in
@@ -42,12 +47,15 @@ def runs_of(job: Any, *, remember: bool = False) -> list[Run]:
     # vLLM's weak hashes are shorter, and no names for the store.
     named = [key for key in job.keys if len(get_offload_block_hash(key)) == HASH_BYTES]
     if None in places.values():
-        return [_run([key], slots, b"") for key in named]
+        return [_run([key], node_of(key), slots, b"") for key in named]
     stored = context.get_state(_Stored) or _Stored()
     runs = []
     ordered = sorted(named, key=lambda key: (get_offload_group_idx(key), places[key]))
-    for group, members in groupby(ordered, get_offload_group_idx):
-        runs.append(_run(list(members), slots, stored.last.get(group, b"") if remember else b""))
+    for (group, node), members in groupby(
+        ordered, lambda key: (get_offload_group_idx(key), node_of(key))
+    ):
+        parent = stored.last.get(group, b"") if remember else b""
+        runs.append(_run(list(members), node, slots, parent))
         if remember:
             stored.last[group] = get_offload_block_hash(runs[-1].keys[-1])
     if remember:
@@ -55,13 +63,14 @@ def runs_of(job: Any, *, remember: bool = False) -> list[Run]:
     return runs
 
 
-def _run(keys: list[OffloadKey], slots: dict[OffloadKey, int], parent: bytes) -> Run:
+def _run(keys: list[OffloadKey], node: str, slots: dict[OffloadKey, int], parent: bytes) -> Run:
     hashes = [get_offload_block_hash(key) for key in keys]
     if parent in hashes:  # stored again from there on
         parent = b""
     first = len(parent) // HASH_BYTES
     return Run(
         get_offload_group_idx(keys[0]),
+        node,
         keys,
         parent + b"".join(hashes),
         range(first, first + len(keys)),

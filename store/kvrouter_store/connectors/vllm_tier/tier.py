@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import vllm
@@ -30,15 +31,18 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.landings import Landings
 from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.connectors.settings import ConnectorSettings
 from kvrouter_store.connectors.transfers import Finished, Transfers
 from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
 from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
+from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")
@@ -83,9 +87,18 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             threads, "kvstore-tier", self._news
         )
         self._lookups = ChunkLookups(tier_type, self.links, self._news)
-        self._landings = Landings(lambda: settings.waiter(f"{name}/landings"), self._news, log)
+        self.node = settings.node
+        self._neighbours = Neighbours(
+            lambda node: settings.at(node).client(name), StoreClient.close
+        )
+        self._landings = Landings(
+            lambda node: settings.at(node).waiter(f"{name}/landings"), self._news, log
+        )
         self.arrivals = Arrivals(
-            self._landings, config.cache.tokens_per_hash, lambda group: self.links[group].manifest
+            self._landings,
+            config.cache.tokens_per_hash,
+            lambda group: self.links[group].manifest,
+            settings.sources,
         )
         self._jobs: dict[int, TransferJob] = {}
         self._room = len(primary_kv_view)  # chunks
@@ -116,8 +129,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Get chunks into vLLM's memory, each checked against its digest."""
-        runs = runs_of(job_metadata)
-        self._brought.setdefault(job_metadata.req_context.req_id, set()).update(job_metadata.keys)
+        context = job_metadata.req_context
+        runs = runs_of(job_metadata, partial(self.arrivals.node_of, context=context))
+        self._brought.setdefault(context.req_id, set()).update(job_metadata.keys)
         self._submit(job_metadata, lambda: [key for run in runs for key in self._load(run)])
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -175,6 +189,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._lookups.shutdown()
         self._transfers.close()
         self._landings.close()
+        self._neighbours.close()
         for link in self.links.values():
             link.close()
 
@@ -194,8 +209,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _load(self, run: Run) -> list[OffloadKey]:
         """The chunks of the run that came as they were put."""
-        link = self.links[run.group]
-        statuses = link.get_into(PART, run.chain, run.span, self.memory, run.chunk_ids)
+        statuses = self._get(run)
         lost = [status.name.lower() for status in statuses if status is not BlockStatus.OK]
         if lost:
             log.warning(
@@ -204,6 +218,19 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             )
         came = zip(run.keys, statuses, strict=True)
         return [key for key, status in came if status is BlockStatus.OK]
+
+    def _get(self, run: Run) -> list[BlockStatus]:
+        """Get the chunks of the run from the node that has them; all are missing if it is away."""
+        link = self.links[run.group]
+        wanted = PART, run.chain, run.span, self.memory, run.chunk_ids
+        if not run.node:
+            return link.get_into(*wanted)
+        try:
+            with self._neighbours.client(run.node) as client:
+                return client.get_into(link.manifest, *wanted)
+        except KVStoreError as error:
+            log.warning("%s: %s", run.node, error)
+            return [BlockStatus.MISSING] * len(run.span)
 
     def _result(self, done: Finished[list[OffloadKey]]) -> JobResult:
         job, moved = self._jobs.pop(done.job_id), done.result or []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.engines.families.base import BadAnswer, Handoff
+from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv
 from kvrouter.engines.families.nixl import PREFILL, Nixl
 from kvrouter.engines.families.sglang import Rooms
 from kvrouter.engines.families.splice import splice
@@ -354,6 +354,55 @@ def test_engines_own_connectors_get_what_the_prefill_engine_answered() -> None:
         chat(), Handoff(prompt_token_ids=b"[1]", transfer_params=handoff.transfer_params)
     )
     assert json.loads(both)["kv_transfer_params"] == {"prompt_token_ids": [1]} | params
+
+
+def test_both_legs_name_the_node_that_has_what_the_own_node_lacks() -> None:
+    source, request = "kv://b:7400", completion()
+    told = {"kvstore": {"source": source}}
+    for body in (
+        Vllm().prefill_body(request, source=source),
+        Vllm().decode_body(request, Handoff(manifest="x"), source=source),
+    ):
+        assert json.loads(body)["kv_transfer_params"] == told
+    pending = PendingKv(3, 2.0)
+    body = Vllm().decode_body(request, None, pending=pending, source=source)
+    coming = {"coming_blocks": 3, "wait_s": 2.0, "source": source}
+    assert json.loads(body)["kv_transfer_params"] == {"kvstore": coming}
+    body = Vllm().decode_body(chat(), Handoff(prompt_token_ids=b"[1]"), source=source)
+    assert json.loads(body)["kv_transfer_params"] == {"prompt_token_ids": [1], **told}
+
+
+def test_a_clients_own_source_goes_nowhere() -> None:
+    request = completion(kv_transfer_params={"kvstore": {"source": "kv://evil:1"}})
+    for body in (Vllm().prefill_body(request), Vllm().decode_body(request, None)):
+        assert "kv_transfer_params" not in json.loads(body)
+
+
+def test_engines_whose_own_connectors_hand_over_are_named_no_node() -> None:
+    source, request = "kv://b:7400", completion()
+    body = json.loads(Nixl().prefill_body(request, source=source))
+    assert body["kv_transfer_params"] == json.loads(PREFILL)
+    handoff = Handoff(transfer_params=b'{"do_remote_prefill":true}')
+    body = json.loads(Nixl().decode_body(request, handoff, source=source))
+    assert body["kv_transfer_params"] == {"do_remote_prefill": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "node"),
+    [
+        ("kv://Host:7400/", "kv://host:7400"),
+        ("kvs://[::1]:7400", "kvs://[::1]:7400"),
+        ("kv+unix:///run/s.sock", "kv+unix:///run/s.sock"),
+        ("http://host", None),
+        (7, None),
+        (None, None),
+    ],
+)
+def test_the_node_that_an_engine_writes_to_is_read_in_its_one_form(
+    said: object, node: str | None
+) -> None:
+    answer = {"choices": [], "kv_transfer_params": {"kvstore": {"manifest": "x", "node": said}}}
+    assert Vllm().read_prefill_answer(json.dumps(answer).encode()).node == node
 
 
 def test_the_prompt_alone_goes_to_the_tokenizer(family: Vllm) -> None:

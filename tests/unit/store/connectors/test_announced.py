@@ -16,6 +16,15 @@ def test_nobody_waits_longer_than_a_day() -> None:
     assert announced({"kvstore": {"coming_blocks": 4, "wait_s": 1e9}}) == Announced(4, 86400.0)
 
 
+def test_a_node_is_named_where_blocks_are_or_will_be() -> None:
+    url = "kv://a:7400"
+    assert announced({"kvstore": {"source": url}}) == Announced(None, 0.0, url)
+    coming = {"coming_blocks": 4, "wait_s": 30, "source": url}
+    assert announced({"kvstore": coming}) == Announced(4, 30.0, url)
+    assert announced({"kvstore": {**coming, "source": 3}}) == Announced(4, 30.0)
+    assert announced({"kvstore": {**coming, "wait_s": "long"}}) == Announced(None, 0.0, url)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -23,6 +32,8 @@ def test_nobody_waits_longer_than_a_day() -> None:
         "kvstore",
         {},
         {"kvstore": 3},
+        {"kvstore": {"source": 3}},
+        {"kvstore": {"source": ""}},
         {"kvstore": {"wait_s": 3}},
         {"kvstore": {"coming_blocks": 4}},
         {"kvstore": {"coming_blocks": 0, "wait_s": 3}},

@@ -1,6 +1,7 @@
-"""An engine hears from a real store what landed, and of a store that is gone, without polling."""
+"""An engine hears from real nodes what landed, and of a node that is gone, without polling."""
 
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvrouter_store.connectors.landings import Landings
 
 MANIFEST = manifest_of()
 LONG_S = 60.0
+DEADLINE_S = 0.5
 
 
 @pytest.fixture
@@ -29,7 +31,11 @@ def news() -> threading.Event:
 
 @pytest.fixture
 def landings(node: StoreProcess, news: threading.Event) -> Iterator[Landings]:
-    made = Landings(lambda: AsyncStoreClient(node.url), news, logging.getLogger("landings"))
+    made = Landings(
+        lambda url: AsyncStoreClient(url or node.url, deadline_s=DEADLINE_S),
+        news,
+        logging.getLogger("landings"),
+    )
     yield made
     made.close()
 
@@ -109,6 +115,78 @@ def test_what_is_there_already_lands_at_once(landings: Landings, client: StoreCl
     coming = landings.follow(MANIFEST, chain, LONG_S)
     assert eventually(lambda: coming.over)
     assert coming.landed == 2
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[StoreProcess]:
+    """Another node, which has every second block of `chain_of(6)`."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with StoreProcess(folder) as started:
+        put_some(started)
+        yield started
+
+
+def put_some(node: StoreProcess) -> None:
+    chain = chain_of(6)
+    with StoreClient(node.url) as client:
+        for at in range(0, len(chain), 64):
+            put_chain(client, MANIFEST, chain[at : at + 32])
+
+
+def found(landings: Landings, node: StoreProcess, wait_s: float = 0.0) -> frozenset[int]:
+    """What the node says that it has of six blocks, in the end."""
+    asked = landings.follow(MANIFEST, chain_of(6), wait_s, node.url)
+    assert eventually(lambda: asked.over)
+    return frozenset(place for place in range(6) if asked.came(place))
+
+
+def test_another_node_is_asked_for_any_blocks_that_it_has_now(
+    landings: Landings, other: StoreProcess
+) -> None:
+    assert found(landings, other) == {0, 2, 4}
+
+
+def test_what_lands_at_another_node_is_told(
+    landings: Landings, other: StoreProcess, client: StoreClient
+) -> None:
+    chain = chain_of(2, "b")
+    coming = landings.follow(MANIFEST, chain, LONG_S, other.url)
+    with StoreClient(other.url) as there:
+        assert waits(there, 1)
+        assert waits(client, 0)
+        put_chain(there, MANIFEST, chain)
+    assert eventually(lambda: coming.over)
+    assert coming.came(1)
+
+
+def test_a_node_that_hangs_costs_one_deadline_and_is_asked_again_when_it_goes_on(
+    landings: Landings, other: StoreProcess
+) -> None:
+    assert found(landings, other) == {0, 2, 4}
+    other.send(signal.SIGSTOP)
+    try:
+        assert found(landings, other) == set()  # waits for the answer
+        assert found(landings, other) == set()  # waits for a new connection
+        asked = [landings.follow(MANIFEST, chain_of(6), LONG_S, other.url) for _ in range(50)]
+        assert eventually(lambda: all(each.over for each in asked), DEADLINE_S / 2)
+    finally:
+        other.send(signal.SIGCONT)
+    assert eventually(lambda: found(landings, other) == {0, 2, 4})
+
+
+def test_a_node_that_died_delays_nothing_and_nobody_else(
+    landings: Landings, other: StoreProcess, client: StoreClient
+) -> None:
+    assert found(landings, other) == {0, 2, 4}
+    other.kill()
+    assert found(landings, other, LONG_S) == set()
+    chain = chain_of(2)
+    put_chain(client, MANIFEST, chain)
+    own = landings.follow(MANIFEST, chain, LONG_S)
+    assert eventually(lambda: own.landed == 2)
+    put_some(other.start())
+    assert eventually(lambda: found(landings, other) == {0, 2, 4})
 
 
 def test_closing_ends_what_is_awaited_and_the_thread(

@@ -77,6 +77,7 @@ def test_files_for_tls_that_cannot_be_used_are_refused(wrong: dict[str, Any], to
         {"deadline_s": 0},
         {"deadline_s": True},
         {"name": 7},
+        {"neighbours": ["kv://b:7400"]},
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
@@ -90,6 +91,35 @@ def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
 def test_a_consumer_saves_only_when_told(role: str, save: str) -> None:
     assert ConnectorSettings.parse(URL, role).save == save
     assert ConnectorSettings.parse({**URL, "save": "prompt"}, role).save == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"neighbours": "b"}, "write kv://HOST:PORT"),
+        ({"advertise": "b:7400"}, "write kv://HOST:PORT"),
+    ],
+)
+def test_other_nodes_that_cannot_be_reached_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConnectorRefused, match=told):
+        ConnectorSettings.parse({**URL, **wrong}, "kv_both")
+
+
+def test_a_neighbour_without_tls_beside_files_for_tls_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    settings = {"url": "kvs://a:7400", "ca_file": authority.ca_file, "neighbours": "kv://b:7400"}
+    with pytest.raises(ConnectorRefused, match="write kvs://"):
+        ConnectorSettings.parse(settings, "kv_both")
+
+
+def test_another_node_is_reached_with_the_same_settings_and_not_by_shared_memory() -> None:
+    settings = ConnectorSettings.parse({**URL, "transport": "shm", "token": "t" * 32}, "kv_both")
+    assert settings.at("") is settings
+    there = settings.at("kv://b:7400")
+    assert (there.url, there.transport, there.token) == ("kv://b:7400", "auto", "t" * 32)
+    assert (
+        ConnectorSettings.parse({**URL, "transport": "tcp"}, "kv_both").at("x").transport == "tcp"
+    )
 
 
 @pytest.mark.parametrize(

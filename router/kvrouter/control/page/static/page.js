@@ -103,7 +103,7 @@ const show = (snapshot) => {
   models.show(snapshot);
   trouble.show(snapshot);
   engines.show(snapshot, names);
-  store.show(snapshot.store);
+  store.show(snapshot.stores);
   events.show(snapshot.events, names);
   requests.show(snapshot.requests, names);
 };

@@ -12,26 +12,32 @@ class Store {
     this.keptFacts = new Keyed(this.facts, fact);
   }
 
-  show(store) {
-    if (!store) {
+  show(stores) {
+    if (!stores.length) {
       say(byId("store-hint"), "none: engines hand KV over by themselves");
       this.kept.show([], () => null);
       this.keptFacts.show([], () => null);
       return;
     }
-    const state = store.connected ? store.url : `${store.url} is not connected`;
-    say(byId("store-hint"), store.problem ?? state);
-    attr(byId("store-hint"), "class", store.connected && !store.problem ? "hint" : "hint problem");
-    this.kept.show(store.tiers.map((tier) => ({ tier, seconds: store.span_s })), ({ tier }) => tier.name);
-    const clients = Object.entries(store.connections).filter(([, n]) => n > 0).map(([name, n]) => `${n} ${name}`);
-    const rate = (value) => `${bytes(value / Math.max(store.span_s, 1))}/s`;
+    const several = stores.length > 1;
+    const ill = stores.find(({ connected, problem }) => !connected || problem);
+    const well = several ? `${stores.length} nodes` : stores[0].url;
+    const sick = ill && `${ill.url} is not connected`;
+    say(byId("store-hint"), ill ? (several ? sick : ill.problem ?? sick) : well);
+    attr(byId("store-hint"), "class", ill ? "hint problem" : "hint");
+    const tiers = stores.flatMap(({ url, tiers: held, span_s }) => held.map((tier) => ({ tier, seconds: span_s, place: several ? ` · ${url}` : "" })));
+    this.kept.show(tiers, ({ tier, place }) => tier.name + place);
+    const sum = (of) => stores.reduce((all, store) => all + of(store), 0);
+    const rate = (name) => `${bytes(sum((store) => store[name] / Math.max(store.span_s, 1)))}/s`;
+    const kinds = [...new Set(stores.flatMap(({ connections }) => Object.keys(connections)))];
+    const clients = kinds.map((name) => [name, sum(({ connections }) => connections[name] ?? 0)]).filter(([, n]) => n > 0).map(([name, n]) => `${n} ${name}`);
     const facts = [
-      ["put", rate(store.in_bytes)],
-      ["given", rate(store.out_bytes)],
-      ["leases", count(store.leases)],
+      ["put", rate("in_bytes")],
+      ["given", rate("out_bytes")],
+      ["leases", count(sum(({ leases }) => leases))],
       ["clients", clients.join(", ") || "none"],
     ];
-    this.keptFacts.show(store.age_s === null ? [] : facts, ([name]) => name);
+    this.keptFacts.show(stores.every(({ age_s }) => age_s === null) ? [] : facts, ([name]) => name);
   }
 
   tier() {
@@ -42,9 +48,9 @@ class Store {
     const node = el("div", { class: "tier" }, el("p", { class: "tier-head" }, name, used), el("span", { class: "track tall", "aria-hidden": "true" }, fill), words);
     return {
       node,
-      update: ({ tier, seconds }) => {
+      update: ({ tier, seconds, place }) => {
         const share = tier.size_bytes ? tier.used_bytes / tier.size_bytes : 0;
-        say(name, tier.name === "disk" ? "Disk" : "Memory");
+        say(name, (tier.name === "disk" ? "Disk" : "Memory") + place);
         say(used, `${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)} · ${percent(share)}`);
         fill.style.width = `${Math.min(100, share * 100).toFixed(1)}%`;
         attr(fill, "class", tier.note ? "fill tripped" : "fill store");

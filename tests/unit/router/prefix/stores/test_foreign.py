@@ -9,14 +9,11 @@ from tests.contract.stores.backends import BLOCK_TOKENS, BLOCKS, IDENTITY, Promp
 from tests.fakes.foreign_stores import FakeCoordinator, FakeForeignStore, FakeMaster
 
 from kvrouter.engines.engine import Identity
-from kvrouter.prefix.stores import check_store, foreign_store
+from kvrouter.prefix.stores import foreign_store, store_urls
 from kvrouter.prefix.stores.base import LandingOutcome, Origin
-from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.mooncake import BATCH_KEYS
 from kvrouter.prefix.stores.polling import PollingView
 from kvrouter_store.identity.chain import hash_tokens, root_hash
-
-Asked = tuple[HttpPeer, PollingView]
 
 
 @pytest_asyncio.fixture
@@ -24,17 +21,17 @@ async def asked() -> AsyncIterator[Callable[[FakeForeignStore], "object"]]:
     """Starts a fake, and a view of it that has its health."""
     opened = []
 
-    async def start(store: FakeForeignStore) -> Asked:
+    async def start(store: FakeForeignStore) -> PollingView:
         await store.start()
-        peer, view = foreign_store(store.url)
-        opened.append((peer, store))
-        peer.start()
-        assert await peer.wait_connected(10) is not store.wrong
-        return peer, view
+        view = foreign_store(store.url)
+        opened.append((view, store))
+        await view.start(10)
+        assert view.peer.connected is not store.wrong
+        return view
 
     yield start
-    for peer, store in opened:
-        await peer.close()
+    for view, store in opened:
+        await view.close()
         await store.stop()
 
 
@@ -62,18 +59,26 @@ def manifest_of(view: PollingView) -> str:
 )
 def test_a_url_that_cannot_be_used_is_refused_with_its_form(url: str) -> None:
     with pytest.raises(ValueError, match=r"write (mooncake|lmcache)://HOST:PORT"):
-        check_store(url)
+        store_urls([url])
 
 
 def test_nodes_of_the_store_are_named_as_before() -> None:
-    check_store("kv://host:7400")
+    assert store_urls(["kv://Host:7400/", "kvs://b:1"]) == ["kv://host:7400", "kvs://b:1"]
     with pytest.raises(ValueError, match="kv://HOST:PORT"):
-        check_store("mooncak://host:9003")
+        store_urls(["mooncak://host:9003"])
+
+
+@pytest.mark.parametrize("beside", ["kv://host:7400", "lmcache://h:2", "mooncake://h:1?tp=2"])
+def test_a_store_of_another_project_is_the_only_one(beside: str) -> None:
+    assert store_urls(["mooncake://h:1", "mooncake://h:1"]) == ["mooncake://h:1"]
+    for both in (["mooncake://h:1", beside], [beside, "mooncake://h:1"]):
+        with pytest.raises(ValueError, match="is a whole store"):
+            store_urls(both)
 
 
 def test_an_engine_is_named_by_the_path_of_its_model() -> None:
-    _, mooncake = foreign_store("mooncake://h:1")
-    _, lmcache = foreign_store("lmcache://h:1")
+    mooncake = foreign_store("mooncake://h:1")
+    lmcache = foreign_store("lmcache://h:1")
     assert (manifest_of(mooncake), manifest_of(lmcache)) == ("model-tiny", "/models/model-tiny")
     for view in (mooncake, lmcache):
         for other in (Identity(("m",), family="store"), Identity(("m",), family="sglang")):
@@ -81,7 +86,7 @@ def test_an_engine_is_named_by_the_path_of_its_model() -> None:
 
 
 def test_a_seed_is_the_root_of_hashes() -> None:
-    _, view = foreign_store("mooncake://h:1?seed=0")
+    view = foreign_store("mooncake://h:1?seed=0")
     domain = view.adopt(IDENTITY).domain
     assert domain is not None
     assert domain.root == root_hash("0") != root_hash(None)
@@ -91,7 +96,7 @@ async def test_keys_name_every_rank_and_group(asked: Callable) -> None:  # type:
     """As `PoolKey` in store/data.py of vLLM 0.32 spells them."""
     options = "?tp=2&dcp=2&pp=2&groups=0,3&prefix=blue&namespace=@store_tp:2"
     store, prompt = FakeMaster(options), Prompt()
-    _, view = await asked(store)
+    view = await asked(store)
     store.keys = {
         f"blue@model-tiny@store_tp:2@tp_rank:{tp}@pcp0@dcp{tp}@pp_rank:{pp}@group:{group}"
         f"@{prompt.hashes[:32].hex()}"
@@ -99,50 +104,50 @@ async def test_keys_name_every_rank_and_group(asked: Callable) -> None:  # type:
         for pp in range(2)
         for group in (0, 3)
     }
-    assert await view.match(manifest_of(view), prompt.hashes) == 1
+    assert (await view.match(manifest_of(view), prompt.hashes)).blocks == 1
 
 
 async def test_a_long_prompt_takes_a_question_per_batch(asked: Callable) -> None:  # type: ignore[type-arg]
     store = FakeMaster()
-    _, view = await asked(store)
+    view = await asked(store)
     blocks = 2 * BATCH_KEYS + 1
     ids = array("I", range(blocks * BLOCK_TOKENS))
     hashes = bytes(hash_tokens(ids, BLOCK_TOKENS, root=root_hash(None)).data)
     name = "model-tiny@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@"
     store.keys = {name + hashes[32 * n : 32 * n + 32].hex() for n in range(blocks)}
-    assert await view.match("model-tiny", hashes) == blocks
+    assert (await view.match("model-tiny", hashes)).blocks == blocks
     assert store.questions == 3
     store.keys.remove(name + hashes[32:64].hex())
-    assert await view.match("model-tiny", hashes) == 1
+    assert (await view.match("model-tiny", hashes)).blocks == 1
     assert store.questions == 4
 
 
 async def test_a_model_whose_name_would_break_the_query_has_no_keys(asked: Callable) -> None:  # type: ignore[type-arg]
     store = FakeMaster()
-    _, view = await asked(store)
+    view = await asked(store)
     for name in ("a,b", "a b", "a&b", "a%20b", "ü", "a#b", ""):
-        assert await view.match(name, Prompt().hashes) == 0
+        assert (await view.match(name, Prompt().hashes)).blocks == 0
     assert store.questions <= 1  # of the empty name, which is an odd one but breaks nothing
 
 
 async def test_lmcache_holds_whole_chunks_and_no_adapters(asked: Callable) -> None:  # type: ignore[type-arg]
     store, prompt = FakeCoordinator(), Prompt()  # chunks of 256 tokens, which the prompt has not
-    _, view = await asked(store)
+    view = await asked(store)
     landing = await view.wait("/m", prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
     adapted = Prompt(adapter=("a", "/adapters/a"))
-    assert await view.match("/m", adapted.hashes, adapted.origin) == 0
-    assert await view.match("/m", adapted.hashes) == 0
+    assert (await view.match("/m", adapted.hashes, adapted.origin)).blocks == 0
+    assert (await view.match("/m", adapted.hashes)).blocks == 0
     assert store.questions == 0
 
 
 async def test_chunks_need_not_be_whole_blocks(asked: Callable) -> None:  # type: ignore[type-arg]
     store, prompt = FakeCoordinator("?chunk_size=24", 24), Prompt()
-    _, view = await asked(store)
+    view = await asked(store)
     said = {"model_name": "/m", "world_size": 1, "cache_salt": ""}
     for key in store.keys_of({**said, "token_ids": prompt.ids[:72]}):
         store.hold(key)
-    assert await view.match("/m", prompt.hashes, prompt.origin) == 72 // BLOCK_TOKENS
+    assert (await view.match("/m", prompt.hashes, prompt.origin)).blocks == 72 // BLOCK_TOKENS
     for key in store.keys_of({**said, "token_ids": prompt.ids}):
         store.hold(key)
     landing = await view.wait("/m", prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
@@ -153,29 +158,29 @@ async def test_chunks_of_another_size_are_refused_with_the_remedy(
     asked: Callable,  # type: ignore[type-arg]
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, view = await asked(FakeCoordinator("?chunk_size=64", 32))
+    view = await asked(FakeCoordinator("?chunk_size=64", 32))
     prompt = Prompt()
-    assert await view.match("/m", prompt.hashes, prompt.origin) == 0
+    assert (await view.match("/m", prompt.hashes, prompt.origin)).blocks == 0
     assert view.counts == {"match_failed": 1}
     assert "chunk_size=TOKENS" in caplog.text
 
 
 async def test_a_question_of_some_megabytes_is_asked(asked: Callable) -> None:  # type: ignore[type-arg]
     store = FakeCoordinator()
-    _, view = await asked(store)
+    view = await asked(store)
     many = 500_000
     origin = Origin((array("I", [100_000]) * many).tobytes(), 64, None, None)
-    assert await view.match("/m", bytes(32 * (many // 64)), origin) == 0
+    assert (await view.match("/m", bytes(32 * (many // 64)), origin)).blocks == 0
     assert view.counts == {}
     assert len(store.bodies[0]["token_ids"]) == many // 256 * 256
 
 
 async def test_more_tokens_than_the_coordinator_takes_are_not_asked_for(asked: Callable) -> None:  # type: ignore[type-arg]
     store = FakeCoordinator()
-    _, view = await asked(store)
+    view = await asked(store)
     many = 1_000_192  # whole chunks
     origin = Origin(bytes(4 * many), 64, None, None)
-    assert await view.match("/m", bytes(32 * (many // 64)), origin) == 0
+    assert (await view.match("/m", bytes(32 * (many // 64)), origin)).blocks == 0
     assert store.questions == 0
 
 
@@ -203,10 +208,10 @@ async def test_what_cannot_be_used_matches_nothing(
     away: bool,
 ) -> None:
     store, prompt = kind("?chunk_size=32" if kind is FakeCoordinator else ""), Prompt()
-    peer, view = await asked(store)
+    view = await asked(store)
     store.garbage = garbage
-    assert await view.match(manifest_of(view), prompt.hashes, prompt.origin) == 0
-    assert peer.connected is not away
+    assert (await view.match(manifest_of(view), prompt.hashes, prompt.origin)).blocks == 0
+    assert view.peer.connected is not away
     assert view.counts == {"match_failed": 1}
 
 
@@ -216,8 +221,8 @@ async def test_a_server_of_another_kind_is_away(
 ) -> None:
     store = FakeMaster()
     store.wrong = True
-    peer, _ = await asked(store)
-    assert not peer.connected
+    view = await asked(store)
+    assert not view.peer.connected
     assert "answers 404" in caplog.text
-    await peer.close()
-    await peer.close()
+    await view.close()
+    await view.close()

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import CacheGroup, Identity
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, Origin
+from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
+from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
 from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
 
@@ -55,7 +56,7 @@ def view_of(script: Script) -> PollingView:
         script.clock.pass_s(seconds)
         await asyncio.sleep(0)
 
-    return PollingView(script, script.clock, sleep)
+    return PollingView(HttpPeer("", "", ""), script, script.clock, sleep)
 
 
 async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
@@ -112,7 +113,7 @@ async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
 
 async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
     view = view_of(Script(clock, fails=StoreUnavailable("away")))
-    assert await view.match("m", HASHES) == 0
+    assert await view.match("m", HASHES) == NOTHING_HELD
     assert view.counts == {"match_failed": 1}
 
 
@@ -130,7 +131,7 @@ async def test_what_has_no_name_in_the_store_is_not_awaited(clock: Clock) -> Non
     view = view_of(Script(clock, unnamed=True))
     landing = await wait(view)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.UNKNOWN_MANIFEST, 4)
-    assert await view.match("m", HASHES) == 0
+    assert await view.match("m", HASHES) == NOTHING_HELD
 
 
 async def test_what_a_store_never_holds_is_not_missed(clock: Clock) -> None:

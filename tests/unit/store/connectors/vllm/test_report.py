@@ -46,7 +46,9 @@ def told(
         )
         for each in groups
     }
-    tier: Any = SimpleNamespace(links=links, away=more.get("away", False))
+    tier: Any = SimpleNamespace(
+        links=links, away=more.get("away", False), node=more.get("node", "")
+    )
     scheduler = SimpleNamespace(manager=manager, config=config)
     return report(scheduler, status, tier, more.get("refusal", ""))
 
@@ -55,6 +57,10 @@ def test_a_model_of_full_attention_says_its_manifest_and_how_far_it_gave() -> No
     expected = {"manifest": "00", "blocks": 4, "block_tokens": BLOCK, "root": "ab"}
     expected["waits"] = True
     assert told(group(0, None)) == expected
+
+
+def test_the_engines_own_node_is_named_where_others_can_reach_it() -> None:
+    assert told(group(0, None), node="kv://a:7400")["node"] == "kv://a:7400"
 
 
 def test_other_groups_are_named_after_the_one_that_is_matched_on() -> None:

@@ -1,4 +1,4 @@
-#include "node/attachments.h"
+#include "node/host/attachments.h"
 
 namespace kv {
 

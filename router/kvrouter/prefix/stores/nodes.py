@@ -1,0 +1,171 @@
+"""The store's nodes, of which each engine writes to one: usually that of its own host.
+
+There is no consensus and no ring. Names of blocks are the same at all nodes, and each node answers
+for what it holds. One that is away costs what it holds, and no request fails for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
+from kvrouter.prefix.stores.node import Manifests, NodeView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping
+
+    from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.prefix.stores.base import Origin
+    from kvrouter_store.client.asyncio_client import AsyncStoreClient
+
+
+@dataclass(eq=False)
+class NodesView:
+    """The view of one or several nodes, by URL. It owns their clients: `start`, then `close`.
+
+    A match asks every node at once. An index of what nodes hold could answer in `_held` instead.
+    """
+
+    adopts: ClassVar[bool] = False
+
+    open_client: Callable[[str], AsyncStoreClient]  # which is not started yet
+    _views: dict[str, NodeView] = field(default_factory=dict, init=False)
+    _manifests: Manifests = field(default_factory=Manifests, init=False)
+    _started: bool = field(default=False, init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _turn: int = field(default=0, init=False)
+
+    @property
+    def clients(self) -> list[AsyncStoreClient]:
+        """One of each node."""
+        return [view.store for view in self._views.values()]
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """See `StoreView`."""
+        return self._views if len(self._views) > 1 else ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See `StoreView`."""
+        return sum((view.counts for view in self._views.values()), Counter[str]())
+
+    def follow(self, urls: Collection[str]) -> bool:
+        """See `StoreView`."""
+        if not urls:
+            return False
+        before, self._views = self._views, {}
+        for url in urls:
+            view = before.pop(url, None)
+            if view is None:
+                view = NodeView(self.open_client(url), manifests=self._manifests)
+                if self._started:
+                    view.store.start()
+            self._views[url] = view
+        for gone in before.values():
+            closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        return True
+
+    async def start(self, wait_s: float) -> None:
+        """Connect in the background; returns when all are connected, or after `wait_s`."""
+        self._started = True
+        for client in self.clients:
+            client.start()
+        await asyncio.gather(*(client.wait_connected(wait_s) for client in self.clients))
+
+    async def close(self) -> None:
+        """End the connections and what they hold. Idempotent."""
+        await asyncio.gather(*(client.close() for client in self.clients), *self._closing)
+
+    def adopt(self, identity: Identity) -> Identity:
+        """Connectors tell manifests themselves."""
+        return identity
+
+    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
+        """See `StoreView`."""
+        await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
+
+    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
+        """See `StoreView`."""
+        self._any.rename(joined, manifest, groups)
+
+    def difference(self, one: str, other: str) -> str:
+        """See `StoreView`."""
+        return self._any.difference(one, other)
+
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
+        """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
+        if len(self._views) == 1:
+            return StoreMatch(await self._any.match(manifest, hashes))
+        views = list(self._views.items())
+        self._turn = (self._turn + 1) % len(views)
+        views = views[self._turn :] + views[: self._turn]
+        found = await self._held([view for _, view in views], manifest, hashes)
+        return StoreMatch(max(found), {url: n for (url, _), n in zip(views, found, strict=True)})
+
+    async def wait(
+        self,
+        manifest: str,
+        hashes: bytes,
+        upto: int,
+        deadline_s: float,
+        *,
+        held: StoreMatch = NOTHING_HELD,
+        node: str | None = None,
+        lease: bool = True,
+        origin: Origin | None = None,
+    ) -> LandingResult:
+        """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
+        views, wanted = self._views, (manifest, hashes, upto, deadline_s)
+        if len(views) == 1:
+            return await self._any.wait(*wanted, held=held.blocks, lease=lease)
+        if node is not None and node in views:
+            views = {node: views[node]}
+        return await _first_landed(
+            {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
+        )
+
+    @property
+    def _any(self) -> NodeView:
+        return next(iter(self._views.values()))
+
+    async def _held(self, views: list[NodeView], manifest: str, hashes: bytes) -> list[int]:
+        """Leading blocks that each of these nodes holds; 0 for one that does not answer."""
+        return await asyncio.gather(*(view.match(manifest, hashes) for view in views))
+
+
+async def _first_landed(
+    waits: Mapping[str, Coroutine[None, None, LandingResult]],
+) -> LandingResult:
+    """The first landing, or else the wait that came farthest. Ends the others and their leases."""
+    tasks = {asyncio.create_task(wait, name="landing"): node for node, wait in waits.items()}
+    best, running = LandingResult(LandingOutcome.STORE_AWAY), set(tasks)
+    try:
+        while running and best.outcome is not LandingOutcome.LANDED:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            best = max(best, *(replace(t.result(), node=tasks[t]) for t in done), key=_progress)
+        return best
+    finally:
+        for task in tasks:
+            task.add_done_callback(partial(_give_back, best))
+            task.cancel()
+
+
+def _give_back(kept: LandingResult, wait: asyncio.Task[LandingResult]) -> None:
+    """Release the lease of a wait that has ended, unless it is the one that is kept."""
+    if wait.cancelled() or wait.exception() is not None:
+        return
+    lease = wait.result().lease
+    if lease is not None and lease is not kept.lease:
+        lease.release()
+
+
+def _progress(landing: LandingResult) -> tuple[bool, int, bool]:
+    outcome = landing.outcome
+    return outcome is LandingOutcome.LANDED, landing.blocks, outcome is LandingOutcome.TIMEOUT

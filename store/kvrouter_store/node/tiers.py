@@ -1,0 +1,197 @@
+"""A node's side of the tiers below it: a thread that answers its questions and follows its feed.
+
+Foreign clients never touch the pool. Values travel through memory of this side, and blocks enter
+and leave the pool by a client of the node.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvrouter_store._core import StoreServer, TierAsk
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.tls import ClientTls
+from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import BlockHashes
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused, tokens_of
+from kvrouter_store.tiers.base import Tier, TierRefused
+from kvrouter_store.tiers.blocks import Block, BlockValues, NodeBlocks
+from kvrouter_store.tiers.fetch import Fetcher
+from kvrouter_store.tiers.guard import Guard
+from kvrouter_store.tiers.registry import open_tier
+from kvrouter_store.tiers.staging import Staging
+from kvrouter_store.tiers.write import Writer
+
+MOST_CHANGES = 1 << 16
+"""Changes that may wait to be written; the node forgets further ones."""
+STOP_S = 10.0
+log = logging.getLogger(__name__)
+
+
+def tiers_of(settings: StoreSettings) -> list[Tier]:
+    """The tiers of --tier, not started. StartRefused where one cannot be used."""
+    try:
+        return [open_tier(url.get_secret_value()) for url in settings.tier]
+    except TierRefused as error:
+        raise StartRefused(str(error)) from None
+
+
+@contextmanager
+def serving_tiers(
+    server: StoreServer, settings: StoreSettings, tiers: Sequence[Tier], url: str, tls: ClientTls
+) -> Iterator[Sequence[Guard]]:
+    """Look for blocks that the started node lacks in `tiers`, until this ends.
+
+    url, tls: where the node reaches itself.
+    """
+    if not tiers:
+        yield ()
+        return
+
+    # Not by shared memory: a block that is only posted is not there yet when an ask is answered.
+    def connect(tenant: str) -> StoreClient:
+        token = dict(tokens_of(settings)).get(tenant, "")
+        if not server.unix_path:
+            return StoreClient(url, transport="tcp", name="tiers", token=token, tls=tls)
+        own = f"kv+unix://{os.path.abspath(server.unix_path)}"
+        return StoreClient(own, transport="unix", name="tiers", token=token)
+
+    side = TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
+    thread = threading.Thread(target=side.run, name="kvstore-tiers", daemon=True)
+    thread.start()
+    try:
+        yield side.guards
+    finally:
+        side.stop()
+        thread.join(STOP_S)
+        if not thread.is_alive():
+            side.close()
+
+
+class TierSide:
+    """Runs in one thread, with an event loop of its own. `stop` may be called in another."""
+
+    def __init__(
+        self,
+        server: StoreServer,
+        tiers: Sequence[Tier],
+        timeout_s: float,
+        memory_bytes: int,
+        connect: Callable[[str], StoreClient],
+    ) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+        self._staging = Staging(memory_bytes)
+        self._node = NodeBlocks(connect)
+        self.guards = [Guard(tier, self._staging.memory, timeout_s) for tier in tiers]
+        self._fetcher = Fetcher(self.guards, self._staging, self._node)
+        self._writer = Writer(self.guards, self._staging, self._node)
+        self._values: dict[tuple[str, bytes], BlockValues | None] = {}
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            log.exception("the tiers below this node are not used any more")
+
+    def stop(self) -> None:
+        """Have `run` return soon."""
+        os.eventfd_write(self._stop, 1)
+
+    def close(self) -> None:
+        """Give everything back, once `run` has returned."""
+        self._node.close()
+        self._staging.close()
+        os.close(self._stop)
+
+    async def _serve(self) -> None:
+        feed = self._server.offer_feed(MOST_CHANGES)
+        asks = self._server.offer_tiers(self._timeout_s)
+        work = [self._answer_asks(asks), self._follow(feed), *(one.keep() for one in self.guards)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+            await _readable(self._stop)
+            for task in tasks:
+                task.cancel()
+
+    async def _answer_asks(self, descriptor: int) -> None:
+        """All at a time; the node bounds them, and the guard of each tier its calls."""
+        running: set[asyncio.Task[None]] = set()
+        while True:
+            await _readable(descriptor)
+            for ask in self._server.take_tier_asks():
+                task = asyncio.create_task(self._answer(ask))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+    async def _answer(self, ask: TierAsk) -> None:
+        blocks = 0
+        try:
+            values = self._values_of(ask.tenant, ask.manifest)
+            chain = BlockHashes(ask.hashes)
+            if values is None:
+                pass
+            elif ask.load:
+                blocks = await self._fetcher.bring(values, chain, ask.missing)
+            else:
+                blocks = await self._fetcher.find(values, [chain[k] for k in ask.missing])
+        except Exception:
+            log.exception("a question about tiers below this node has no answer")
+        finally:
+            self._server.answer_tier(ask.id, blocks)
+
+    async def _follow(self, descriptor: int) -> None:
+        while True:
+            await _readable(descriptor)
+            changes, lost = self._server.take_feed()
+            if lost:
+                log.warning("tiers below are slower than puts: they do not get some new blocks")
+            stored = defaultdict(list)
+            for change in changes:
+                if change.stored:
+                    block = Block(change.hash, change.parent)
+                    stored[change.tenant, change.manifest].append(block)
+            for (tenant, digest), blocks in stored.items():
+                try:
+                    values = self._values_of(tenant, digest)
+                    if values is not None:
+                        await self._writer.write(values, blocks)
+                except Exception:
+                    log.exception("new blocks cannot be written to tiers below this node")
+
+    def _values_of(self, tenant: str, digest: bytes) -> BlockValues | None:
+        """The blocks of a manifest; None for those that do not fit into the memory of this side.
+
+        As many as the node has manifests are remembered.
+        """
+        if (tenant, digest) not in self._values:
+            document = self._server.manifest(tenant, digest)
+            if document is None:
+                return None
+            values: BlockValues | None = BlockValues(tenant, Manifest.from_doc(document))
+            if values is not None and values.block_bytes > self._staging.chunk_bytes:
+                log.warning(
+                    "blocks of %s do not go to tiers below: one needs %d bytes, a quarter of "
+                    "--tier-memory",
+                    values.manifest.spec.model,
+                    values.block_bytes,
+                )
+                values = None
+            self._values[tenant, digest] = values
+        return self._values[tenant, digest]
+
+
+async def _readable(descriptor: int) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,177 @@
+"""Blocks as values: how those of one manifest lie in a chunk, and their way to and from a node."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from threading import Lock
+from typing import TypeVar
+
+from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import THERE
+from kvrouter_store.errors import Unauthorized
+from kvrouter_store.identity.block import Manifest
+from kvrouter_store.tiers.base import Item, Memory
+from kvrouter_store.tiers.values import (
+    HEADER_BYTES,
+    ValueNames,
+    is_intact,
+    key_of,
+    parent_in,
+    seal,
+)
+
+ALIGN = 64
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block by its hash, and that of the block before it; None where it begins a chain."""
+
+    hash: bytes
+    parent: bytes | None
+
+
+class BlockValues:
+    """Blocks of one tenant and manifest in a chunk: one after the other, each with all its parts.
+
+    Every part is a value (header and bytes), at a multiple of ALIGN bytes.
+    """
+
+    def __init__(self, tenant: str, manifest: Manifest) -> None:
+        self.tenant = tenant
+        self.manifest = manifest
+        self._names = ValueNames(tenant, manifest)
+        self._sizes = [HEADER_BYTES + part.block_bytes for part in manifest.parts]
+        self._places = [0]
+        for size in self._sizes:
+            self._places.append(self._places[-1] + -(-size // ALIGN) * ALIGN)
+        self.block_bytes = self._places.pop()
+
+    def name(self, block_hash: bytes) -> bytes:
+        """A name of the whole block."""
+        return self._names.of(block_hash)[0]
+
+    def keys(self, hashes: Sequence[bytes]) -> list[str]:
+        """The keys of all parts of these blocks, block by block."""
+        return [key_of(name) for each in hashes for name in self._names.of(each)]
+
+    def items(self, at: int, hashes: Sequence[bytes]) -> list[Item]:
+        """The same with their places, if the first block is at `at`."""
+        return [Item(key_of(name), place, size) for name, place, size in self._values(at, hashes)]
+
+    def segments(self, part: int, first: int) -> Segments:
+        """Where the bytes of a part are, if the first block is at the address `first`."""
+        size = self.manifest.parts[part].block_bytes
+        return Segments([first + self._places[part] + HEADER_BYTES], [self.block_bytes], [size])
+
+    def seal(self, memory: Memory, at: int, blocks: Sequence[Block]) -> None:
+        """Make values of the bytes of blocks that lie there."""
+        for k, block in enumerate(blocks):
+            for name, place, size in self._values(at + k * self.block_bytes, [block.hash]):
+                seal(memory.view[place : place + size], name, block.parent)
+
+    def intact(self, memory: Memory, at: int, hashes: Sequence[bytes]) -> list[bool]:
+        """Of each value of these blocks, block by block, whether it is what it should be."""
+        return [
+            is_intact(memory.view[place : place + size], name)
+            for name, place, size in self._values(at, hashes)
+        ]
+
+    def parent(self, memory: Memory, at: int) -> bytes | None:
+        """The block before the one that lies there, intact, in its chain."""
+        return parent_in(memory.view[at : at + self._sizes[0]])
+
+    def leading(self, values: Sequence[bool]) -> int:
+        """How many leading blocks have all their values, block by block."""
+        run = values.index(False) if False in values else len(values)
+        return run // len(self._sizes)
+
+    def _values(self, at: int, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int, int]]:
+        for k, block_hash in enumerate(hashes):
+            block = at + k * self.block_bytes
+            for name, place, size in zip(
+                self._names.of(block_hash), self._places, self._sizes, strict=True
+            ):
+                yield name, block + place, size
+
+
+class NodeBlocks:
+    """The blocks of a node, by a client of it for each tenant. Blocks; safe in threads.
+
+    connect: makes a client of the node for the tenant of this name. Raises KVStoreError.
+    """
+
+    def __init__(self, connect: Callable[[str], StoreClient]) -> None:
+        self._connect = connect
+        self._clients: dict[str, StoreClient] = {}
+        self._lock = Lock()
+
+    def put(self, values: BlockValues, chain: bytes, places: Sequence[int], at: int) -> int:
+        """Put the blocks at ascending places of a chain, the first of which lies at address `at`.
+
+        Returns how many leading ones the node has now.
+        """
+
+        def action(client: StoreClient) -> int:
+            there = [True] * len(places)
+            for span, indices in _runs(places):
+                for part in range(len(values.manifest.parts)):
+                    segments = values.segments(part, at)
+                    done = client.put(values.manifest, part, chain, span, segments, indices)
+                    for index, status in zip(indices, done.statuses, strict=True):
+                        there[index] &= status in THERE
+            return there.index(False) if False in there else len(there)
+
+        return self._with_client(values.tenant, action)
+
+    def take(self, values: BlockValues, hashes: Sequence[bytes], at: int) -> list[bool]:
+        """Copy blocks of any chains to address `at`; of each whether the node had it, intact."""
+
+        def action(client: StoreClient) -> list[bool]:
+            parts = range(len(values.manifest.parts))
+            found = [_take_part(client, values, part, hashes, at) for part in parts]
+            return [all(one) for one in zip(*found, strict=True)]
+
+        return self._with_client(values.tenant, action)
+
+    def close(self) -> None:
+        """End all connections."""
+        for client in self._clients.values():
+            client.close()
+
+    def _with_client(self, tenant: str, action: Callable[[StoreClient], T]) -> T:
+        with self._lock:
+            client = self._clients.get(tenant)
+            if client is None:
+                client = self._clients[tenant] = self._connect(tenant)
+        try:
+            return action(client)
+        except Unauthorized:  # the tenant has another token now
+            with self._lock:
+                self._clients.pop(tenant, None)
+            client.close()
+            raise
+
+
+def _take_part(
+    client: StoreClient, values: BlockValues, part: int, hashes: Sequence[bytes], at: int
+) -> list[bool]:
+    segments, names = values.segments(part, at), b"".join(hashes)
+    got: list[bool] = []
+    while len(got) < len(hashes):  # a get ends at the first block that is missing
+        rest = range(len(got), len(hashes))
+        for status in client.get_into(values.manifest, part, names, rest, segments, rest):
+            got.append(status is BlockStatus.OK)
+            if status is BlockStatus.MISSING:
+                break
+    return got
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The ascending places as runs: the places of each, and their indices."""
+    for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
+        pairs = list(run)
+        (first, place), blocks = pairs[0], len(pairs)
+        yield range(place, place + blocks), range(first, first + blocks)

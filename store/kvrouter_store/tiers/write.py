@@ -1,0 +1,75 @@
+"""Writes blocks that are new in a node to the tiers below it, behind the back of every put."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.tiers.blocks import Block, BlockValues, NodeBlocks
+from kvrouter_store.tiers.completion import complete
+from kvrouter_store.tiers.guard import Guard
+from kvrouter_store.tiers.staging import Staging
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """One batch at a time, each block once from the node for all tiers that lack it."""
+
+    def __init__(self, tiers: Sequence[Guard], staging: Staging, node: NodeBlocks) -> None:
+        self._tiers = tiers
+        self._staging = staging
+        self._node = node
+
+    async def write(self, values: BlockValues, blocks: Iterable[Block]) -> None:
+        """Write the blocks that tiers lack, parents first. What fails is not tried again."""
+        ordered = parents_first(blocks)
+        step = self._staging.chunk_bytes // values.block_bytes
+        for at in range(0, len(ordered), step):
+            try:
+                await self._write(values, ordered[at : at + step])
+            except KVStoreError as error:
+                log.warning("blocks cannot be read for the tiers below: %s", error)
+
+    async def _write(self, values: BlockValues, blocks: Sequence[Block]) -> None:
+        lacking = {tier: await _lacking(tier, values, blocks) for tier in self._tiers if tier.up}
+        wanted = [each for each in blocks if any(each in some for some in lacking.values())]
+        if not wanted:
+            return
+        memory = self._staging.memory
+        async with self._staging.chunk() as at:
+            hashes = [block.hash for block in wanted]
+            got = await complete(
+                asyncio.to_thread(self._node.take, values, hashes, memory.address + at)
+            )
+            await complete(asyncio.to_thread(values.seal, memory, at, wanted))
+            places = range(at, at + len(wanted) * values.block_bytes, values.block_bytes)
+            for tier, some in lacking.items():
+                items = [
+                    item
+                    for each, place, good in zip(wanted, places, got, strict=True)
+                    if good and each in some
+                    for item in values.items(place, [each.hash])
+                ]
+                if items:
+                    await tier.store(items)
+
+
+async def _lacking(tier: Guard, values: BlockValues, blocks: Sequence[Block]) -> set[Block]:
+    """The blocks of which the tier does not have all values."""
+    held = await tier.holds(values.keys([block.hash for block in blocks]))
+    parts = len(held) // len(blocks)
+    return {each for k, each in enumerate(blocks) if not all(held[k * parts : (k + 1) * parts])}
+
+
+def parents_first(blocks: Iterable[Block]) -> list[Block]:
+    """The blocks, each once, in their order but after their parents."""
+    left = {block.hash: block for block in blocks}
+    ordered: list[Block] = []
+    for block_hash in list(left):
+        line, block = [], left.pop(block_hash, None)
+        while block is not None:
+            line.append(block)
+            block = left.pop(block.parent, None) if block.parent else None
+        ordered += reversed(line)
+    return ordered

@@ -1,0 +1,197 @@
+"""Nodes as users start them, with a tier below: blocks outlive eviction, and reach other nodes."""
+
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.redis import RedisCluster, RedisServer
+from tests.fakes.store import (
+    HASH_BYTES,
+    Memory,
+    StoreProcess,
+    chain_of,
+    content_of,
+    eventually,
+    manifest_of,
+    put_chain,
+)
+
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.blocking import StoreClient
+
+BLOCKS, BLOCK_BYTES = 20, 64 << 10
+MANIFEST = manifest_of(BLOCK_BYTES, parts=2)
+CHAIN = chain_of(BLOCKS)
+KEYS = BLOCKS * 2
+Start = Callable[..., StoreProcess]
+REMOTE = 2
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts nodes, each over a tier."""
+    nodes: list[StoreProcess] = []
+
+    def start(url: str, *flags: str, memory: str = "16MiB") -> StoreProcess:
+        folder = tmp_path / f"node-{len(nodes)}"
+        folder.mkdir()
+        flags = ("--tier", url, "--tier-memory", "4MiB", *flags)
+        nodes.append(StoreProcess(folder, memory, *flags).start())
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.kill()
+
+
+@pytest.fixture
+def redis_url(redis: RedisServer) -> str:
+    """The tier of most tests."""
+    return redis.url
+
+
+def put(node: StoreProcess, chain: bytes = CHAIN, token: str = "") -> None:
+    with StoreClient(node.url, token=token) as client:
+        for part in range(2):
+            put_chain(client, MANIFEST, chain, part)
+
+
+def got(node: StoreProcess, chain: bytes = CHAIN, token: str = "") -> int:
+    """How many leading blocks come whole out of the node. A wrong one fails the test."""
+    blocks = len(chain) // HASH_BYTES
+    memory = Memory(blocks, BLOCK_BYTES)
+    span = range(blocks)
+    with StoreClient(node.url, token=token, deadline_s=5.0) as client:
+        statuses = client.get_into(MANIFEST, 1, chain, span, memory.segments, span)
+    for k, status in enumerate(statuses):
+        if status is not BlockStatus.OK:
+            return k
+        block_hash = chain[k * HASH_BYTES : (k + 1) * HASH_BYTES]
+        assert memory[k] == content_of(block_hash, BLOCK_BYTES)
+    return blocks
+
+
+def metric(node: StoreProcess, name: str) -> float:
+    with urllib.request.urlopen(f"{node.http_url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def keys_in(redis: RedisServer) -> int:
+    return int(redis.command("DBSIZE"))
+
+
+@pytest.fixture(params=["redis", "cluster", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+def tier(request: pytest.FixtureRequest) -> RedisServer | RedisCluster | MooncakeStore:
+    """A server of each kind."""
+    found: RedisServer | RedisCluster | MooncakeStore = request.getfixturevalue(request.param)
+    return found
+
+
+def test_blocks_of_one_node_are_in_another_over_the_same_tier(
+    tier: RedisServer | RedisCluster | MooncakeStore, start: Start
+) -> None:
+    first, second = start(tier.url), start(tier.url)
+    assert eventually(lambda: metric(first, "kvstore:tier_up") == 1)
+    assert eventually(lambda: metric(second, "kvstore:tier_up") == 1)
+    put(first)
+    assert eventually(lambda: metric(first, "kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
+    with StoreClient(second.url) as client:
+        match = client.match(MANIFEST, CHAIN)
+    assert match.blocks == BLOCKS
+    assert [place.tier for place in match.places] == [REMOTE]
+    assert got(second) == BLOCKS
+    first.kill()
+    assert got(second) == BLOCKS
+
+
+def test_blocks_that_the_pool_evicted_come_back(redis: RedisServer, start: Start) -> None:
+    node = start(redis.url, memory="8MiB")
+    put(node)
+    assert eventually(lambda: keys_in(redis) == KEYS)
+    for seed in "bcdefg":
+        put(node, chain_of(BLOCKS, seed))
+    assert metric(node, 'kvstore:evictions_total{reason="capacity"}') > BLOCKS
+    assert got(node) == BLOCKS
+
+
+def test_a_block_falsified_in_redis_is_refused_and_dropped(
+    redis: RedisServer, start: Start
+) -> None:
+    first, second = start(redis.url), start(redis.url)
+    put(first)
+    assert eventually(lambda: keys_in(redis) == KEYS)
+    first.kill()
+    for key in redis.command("KEYS", "*").split():
+        redis.command("SETRANGE", key, "2000", "falsified")
+    assert got(second) == 0
+    assert second.says("not what was stored")
+    assert eventually(lambda: keys_in(redis) < KEYS)
+    assert metric(second, "kvstore:tier_values_total{") >= KEYS
+
+
+def test_tenants_over_one_redis_find_nothing_of_each_other(
+    redis: RedisServer, start: Start, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a:token-of-tenant-a\nb:token-of-tenant-b\n")
+    tokens.chmod(0o600)
+    first, second = (start(redis.url, "--token-file", str(tokens)) for _ in range(2))
+    put(first, token="token-of-tenant-a")
+    assert eventually(lambda: keys_in(redis) == KEYS)
+    assert got(second, token="token-of-tenant-b") == 0
+    assert got(second, token="token-of-tenant-a") == BLOCKS
+
+
+def test_a_tier_that_is_away_slows_nothing_down(redis: RedisServer, start: Start) -> None:
+    redis.kill()
+    node = start(redis.url)
+    began = time.monotonic()
+    put(node)
+    assert got(node) == BLOCKS
+    assert got(node, chain_of(BLOCKS, "unknown")) == 0
+    assert time.monotonic() - began < 1.0
+    assert metric(node, "kvstore:tier_up") == 0
+    redis.start()
+    assert eventually(lambda: metric(node, "kvstore:tier_up") == 1)
+
+
+def test_a_tier_that_stalls_costs_one_request_its_deadline(
+    redis: RedisServer, start: Start
+) -> None:
+    node = start(redis.url, "--tier-timeout", "0.3")
+    assert eventually(lambda: metric(node, "kvstore:tier_up") == 1)
+    redis.stall()
+    began = time.monotonic()
+    assert got(node, chain_of(BLOCKS, "unknown")) == 0
+    assert time.monotonic() - began < 1.0
+    assert eventually(lambda: metric(node, "kvstore:tier_up") == 0)
+    began = time.monotonic()
+    assert got(node, chain_of(BLOCKS, "unknown")) == 0
+    assert time.monotonic() - began < 0.5
+    redis.resume()
+
+
+def test_a_node_with_a_tier_stops_at_once(redis: RedisServer, start: Start) -> None:
+    node = start(redis.url)
+    put(node)
+    assert eventually(lambda: keys_in(redis) == KEYS)
+    began = time.monotonic()
+    assert node.stop() == 0
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_second_tier_has_what_the_first_lacks(
+    redis: RedisServer, cluster: RedisCluster, start: Start
+) -> None:
+    behind = start(cluster.url)
+    assert eventually(lambda: metric(behind, "kvstore:tier_up") == 1)
+    put(behind)
+    assert eventually(lambda: metric(behind, "kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
+    node = start(f"{redis.url} {cluster.url}")
+    assert eventually(lambda: metric(node, "kvstore:tier_up") == 2)
+    assert got(node) == BLOCKS
+    assert eventually(lambda: keys_in(redis) == KEYS)

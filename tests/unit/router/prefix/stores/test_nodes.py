@@ -1,0 +1,222 @@
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.router.prefix.stores.test_node import (
+    HASHES,
+    NAME,
+    RENEWED,
+    FakeLease,
+    FakeStore,
+    FakeWaited,
+)
+
+from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch
+from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter_store.client.results import Match
+from kvrouter_store.identity.block import Manifest
+
+A, B, C = "kv://a:1", "kv://b:1", "kv://c:1"
+
+
+@dataclass(eq=False)
+class FakeNode(FakeStore):
+    """A node of a store, and a client of it; `waited` notes the hashes of each wait."""
+
+    url: str = ""
+    connected: bool = True
+    started: bool = False
+    closed: bool = False
+    waited: list[int] = field(default_factory=list)
+    leases: list[FakeLease] = field(default_factory=list)
+    together: asyncio.Barrier | None = None  # where matches of several nodes meet
+
+    def start(self) -> None:
+        self.started = True
+
+    async def wait_connected(self, deadline_s: float) -> bool:
+        return self.connected
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        if self.together is not None:
+            await self.together.wait()
+        return await super().match(manifest, hashes, promote=promote)
+
+    async def wait(
+        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
+    ) -> FakeWaited:
+        self.waited.append(len(hashes) // 32)
+        if self.together is not None:
+            await self.together.wait()
+        found = await super().wait(manifest, hashes, upto, deadline_s, lease)
+        if found.lease is not None:
+            self.leases.append(found.lease)
+        return found
+
+
+Make = Callable[..., tuple[NodesView, list[FakeNode]]]
+
+
+@pytest.fixture
+def make() -> Make:
+    """A view of nodes that hold so many blocks, at A, B and C."""
+
+    def made(*blocks: int) -> tuple[NodesView, list[FakeNode]]:
+        nodes = {u: FakeNode(n, url=u) for u, n in zip((A, B, C), blocks, strict=False)}
+        view = NodesView(lambda url: nodes[url])  # type: ignore[arg-type, return-value]
+        view.follow(nodes)
+        return view, list(nodes.values())
+
+    return made
+
+
+async def test_one_node_is_asked_without_a_word_of_nodes(make: Make) -> None:
+    view, (node,) = make(3)
+    assert await view.match(NAME, HASHES) == StoreMatch(3)
+    landing = await view.wait(NAME, HASHES, 3, 1.0, node="kv://elsewhere:1")
+    assert (landing.outcome, landing.node) == (LandingOutcome.LANDED, None)
+    assert list(view.nodes) == []
+    assert node.asked == ["manifests", "match", "wait"]
+
+
+async def test_all_nodes_are_asked_at_once(make: Make) -> None:
+    view, nodes = make(2, 4, 1)
+    barrier = asyncio.Barrier(3)
+    for node in nodes:
+        node.together = barrier
+    async with asyncio.timeout(5):
+        found = await view.match(NAME, HASHES)
+    assert (found.blocks, found.nodes) == (4, {A: 2, B: 4, C: 1})
+    assert found.source(A) == found.source(None) == B
+    assert found.source(B) is None
+
+
+async def test_nodes_that_hold_as_much_take_turns_as_the_source(make: Make) -> None:
+    view, _ = make(4, 4, 1)
+    sources = [(await view.match(NAME, HASHES)).source(C) for _ in range(3)]
+    assert set(sources) == {A, B}
+
+
+async def test_a_node_that_is_away_costs_its_own_blocks_alone(make: Make) -> None:
+    view, nodes = make(2, 4)
+    nodes[1].away = True
+    nodes[1].connected = False
+    assert await view.match(NAME, HASHES) == StoreMatch(2, {A: 2, B: 0})
+    assert view.counts == {"match_failed": 1}
+    assert [client.url for client in view.clients if not client.connected] == [B]
+
+
+async def test_a_manifest_that_one_node_knows_is_asked_for_at_no_other(make: Make) -> None:
+    view, nodes = make(2, 4)
+    nodes[1].registered.clear()
+    await view.learn(NAME)
+    for node in nodes:
+        node.asked.clear()
+    assert (await view.match(NAME, HASHES)).nodes == {A: 2, B: 4}
+    assert [node.asked for node in nodes] == [["match"], ["match"]]
+
+
+async def test_engines_that_rename_their_blocks_do_so_at_every_node(make: Make) -> None:
+    view, nodes = make(1, 1)
+    for node in nodes:
+        node.registered.append(RENEWED)
+    view.rename(NAME, RENEWED.digest.hex(), ())
+    await view.match(NAME, HASHES)
+    assert [node.matched for node in nodes] == [[RENEWED], [RENEWED]]
+    assert view.difference(NAME, RENEWED.digest.hex()) == "spec.weights_revision: r1 and r2"
+
+
+async def test_a_landing_is_awaited_where_its_engine_writes(make: Make) -> None:
+    view, nodes = make(4, 4)
+    held = StoreMatch(3, {A: 1, B: 3})
+    landing = await view.wait(NAME, HASHES, 4, 1.0, held=held, node=B)
+    assert (landing.outcome, landing.blocks, landing.node) == (LandingOutcome.LANDED, 4, B)
+    assert [node.waited for node in nodes] == [[], [2]]  # the last one that it held stands for all
+    assert landing.lease is not None
+    landing.lease.release()
+    assert [lease.held for lease in nodes[1].leases] == [False]
+
+
+@pytest.mark.parametrize("node", [None, "kv://elsewhere:1"])
+async def test_where_nobody_knows_the_node_the_first_landing_counts(
+    make: Make, node: str | None
+) -> None:
+    view, nodes = make(0, 4)
+    nodes[0].slow = True
+    landing = await view.wait(NAME, HASHES, 4, 1.0, node=node)
+    assert (landing.outcome, landing.node) == (LandingOutcome.LANDED, B)
+    assert nodes[1].leases[0].held
+
+
+async def test_of_two_landings_one_lease_is_kept(make: Make) -> None:
+    view, nodes = make(4, 4)
+    barrier = asyncio.Barrier(2)
+    for node in nodes:
+        node.together = barrier
+    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    await asyncio.sleep(0)
+    assert landing.lease is not None
+    kept = [lease for node in nodes for lease in node.leases if lease.held]
+    assert list(map(id, kept)) == list(map(id, landing.lease.held))
+
+
+async def test_without_a_landing_the_wait_that_came_farthest_counts(make: Make) -> None:
+    view, nodes = make(1, 3, 2)
+    nodes[2].away = True
+    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    assert (landing.outcome, landing.blocks, landing.node) == (LandingOutcome.TIMEOUT, 3, B)
+    for node in nodes:
+        node.away = True
+    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.STORE_AWAY
+
+
+async def test_a_cancelled_wait_ends_at_every_node(make: Make) -> None:
+    view, nodes = make(0, 4)
+    await view.learn(NAME)
+    for node in nodes:
+        node.slow = True
+    wait = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
+    while not all(node.waited for node in nodes):
+        await asyncio.sleep(0)
+    wait.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    await asyncio.sleep(0)
+    assert [t for t in asyncio.all_tasks() if t.get_name() == "landing"] == []
+
+
+async def test_nodes_come_and_go_and_those_that_stay_keep_their_connections(make: Make) -> None:
+    view, nodes = make(1, 2, 3)
+    view.follow([A, B])
+    await view.start(1.0)
+    first, second, third = nodes
+    assert (first.started, second.started, third.closed) == (True, True, True)
+    third.closed = False
+    view.follow([B, C])
+    assert third.started
+    assert (await view.match(NAME, HASHES)).nodes == {B: 2, C: 3}
+    await view.close()
+    assert [node.closed for node in nodes] == [True] * 3
+
+
+@given(st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 9), min_size=1))
+def test_a_source_has_more_than_the_own_node_and_as_much_as_any(held: dict[str, int]) -> None:
+    found = StoreMatch(max(held.values()), held)
+    for own in (None, A, B, C):
+        source = found.source(own)
+        if source is None:
+            assert held.get(own or "", 0) == found.blocks
+        else:
+            assert held[source] == found.blocks > held.get(own or "", 0)
+
+
+def test_what_landed_is_known_beside_what_was_held() -> None:
+    found = StoreMatch(3, {A: 1, B: 3}).landed(A, 4)
+    assert (found.blocks, found.source(B), found.source(A)) == (4, A, None)
+    assert StoreMatch(3).landed(None, 4) == StoreMatch(3)
