@@ -1,32 +1,40 @@
 """A real Mooncake Store, over TCP on loopback: a master, and a storage node of its own process."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
 SEGMENT_BYTES = 64 << 20
 LEASE_MS = 200
 NODE = f"""
-import sys
+import json, sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 code = store.setup("127.0.0.1", "P2PHANDSHAKE", {SEGMENT_BYTES}, 16 << 20, "tcp", "", sys.argv[1])
 print("code", code, flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    codes = [store.put(key, b"kv of " + key.encode()) for key in json.loads(line)]
+    print("code", next(filter(None, codes), 0), flush=True)
 """
 
 
 class MooncakeStore:
-    """One master and one node. `site`: the package's folder. Enter it; it ends with its test."""
+    """One master and one node. `site`: the package's folder. Enter it; it ends with its test.
 
-    def __init__(self, folder: Path, site: Path) -> None:
+    `python`: for which the package was installed.
+    """
+
+    def __init__(self, folder: Path, site: Path, python: str = sys.executable) -> None:
         self._folder = folder
         self._site = site
+        self._python = python
         self._master: subprocess.Popen[bytes] | None = None
         self._node: subprocess.Popen[str] | None = None
         self._port, self._metrics_port = free_ports(2)
@@ -34,6 +42,11 @@ class MooncakeStore:
     @property
     def url(self) -> str:
         return f"mooncake://127.0.0.1:{self._port}?local=127.0.0.1"
+
+    @property
+    def admin_url(self) -> str:
+        """Of the master's HTTP port."""
+        return f"mooncake://127.0.0.1:{self._metrics_port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,15 +80,28 @@ class MooncakeStore:
                 stderr=log,
                 env=self.environment,
             )
-            assert await_port(self._port, self._master), self.log
+            for port in (self._port, self._metrics_port):
+                assert await_port(port, self._master), self.log
             self._node = subprocess.Popen(
-                [sys.executable, "-c", NODE, f"127.0.0.1:{self._port}"],
+                [self._python, "-c", NODE, f"127.0.0.1:{self._port}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=self.environment,
             )
+        self._await_node()
+
+    def put(self, keys: Sequence[str]) -> None:
+        """The node stores a value under each key."""
+        assert self._node is not None
+        assert self._node.stdin is not None
+        self._node.stdin.write(json.dumps(keys) + "\n")
+        self._node.stdin.flush()
+        self._await_node()
+
+    def _await_node(self) -> None:
+        assert self._node is not None
         assert self._node.stdout is not None
         code = next((line for line in self._node.stdout if line.startswith("code")), "none")
         assert code.split() == ["code", "0"], (code, self.log)
@@ -94,10 +120,11 @@ class MooncakeStore:
         self._master = self._node = None
 
     def stall(self) -> None:
-        """SIGSTOP to both."""
+        """SIGSTOP to both; returns when no thread of them runs any more."""
         for process in (self._master, self._node):
             assert process is not None
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         """SIGCONT."""

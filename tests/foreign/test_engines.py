@@ -22,7 +22,7 @@ from tests.vllm.services import Service, start_router
 LENGTHS = (100, 333, 1000)
 CHUNK_TOKENS = 64
 INSIDE = Path(__file__).parent / "inside"
-HOW = "set KVROUTER_LMCACHE_PYTHON (tests/lmcache/make_env.sh) and KVROUTER_MOONCAKE_PYTHON"
+HOW = "set KVROUTER_LMCACHE_PYTHON and KVROUTER_MOONCAKE as .ci/stages/foreign.sh does"
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
 
 
@@ -40,7 +40,7 @@ class Fleet:
         return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
 
 
-def python_of(variable: str) -> Path:
+def path_of(variable: str) -> Path:
     named = os.environ.get(variable)
     if not named:
         pytest.skip(f"no environment: {HOW}")
@@ -70,10 +70,12 @@ def transfer_of(connector: str, extra: Mapping[str, Any], module: str = "") -> d
 
 def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
     """A master; the engines lend it their memory."""
-    python, mooncake = python_of("KVROUTER_LMCACHE_PYTHON"), python_of("KVROUTER_MOONCAKE_PYTHON")
+    python, site = path_of("KVROUTER_LMCACHE_PYTHON"), path_of("KVROUTER_MOONCAKE")
+    program = site / "mooncake/mooncake_master"
+    program.chmod(0o755)
     rpc, port = free_port(), free_port()
     command = [
-        *(mooncake.with_name("mooncake_master"), "--rpc_address", "127.0.0.1", "--rpc_port", rpc),
+        *(program, "--rpc_address", "127.0.0.1", "--rpc_port", rpc),
         *("--metrics_host", "127.0.0.1", "--metrics_port", port),
     ]
     master = Service.start("master", command, folder)
@@ -89,11 +91,6 @@ def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, in
         "local_buffer_size": "64mb",
     }
     (folder / "mooncake.json").write_text(json.dumps(settings))
-    site = folder / "site"
-    site.mkdir()
-    (installed,) = mooncake.parents[1].glob("lib/python*/site-packages")
-    for found in [*installed.glob("mooncake*"), installed / "msgpack"]:
-        (site / found.name).symlink_to(found)
     environment = {
         "MOONCAKE_CONFIG_PATH": str(folder / "mooncake.json"),
         "MC_TCP_BIND_ADDRESS": "127.0.0.1",
@@ -106,7 +103,7 @@ def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, in
 
 def on_lmcache(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
     """A coordinator, and one server for both engines."""
-    python = python_of("KVROUTER_LMCACHE_PYTHON")
+    python = path_of("KVROUTER_LMCACHE_PYTHON")
     quiet = {**OFFLINE, "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
     words = ["env", *(f"{key}={value}" for key, value in quiet.items())]
     program = [*words, python, "-m", "lmcache.cli.main"]

@@ -1,10 +1,10 @@
 """What stands behind each kind of foreign store: a fake, or the real one, told what to hold."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
+import sys
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
+from tests.fakes.mooncake import MooncakeStore
 from tests.vllm.engines import free_port
 
 from kvrouter.engines.engine import Identity
@@ -182,65 +183,40 @@ class Process:
                     pass
                 await asyncio.sleep(0.05)
 
-    async def until_said(self, words: str, times: int) -> None:
-        async with asyncio.timeout(READY_S):
-            while self.log.read_text(errors="replace").count(words) < times:
-                assert self.running is not None
-                assert self.running.poll() is None, self.log.read_text()
-                await asyncio.sleep(0.02)
-
 
 class MooncakeBackend:
-    """A real master, and a client of Mooncake's wheel that lends it memory."""
+    """A real master, and a client of Mooncake's that lends it memory and puts keys."""
 
     def __init__(self, folder: Path) -> None:
-        self.bin = Path(os.environ["KVROUTER_MOONCAKE_PYTHON"]).parent
-        self.rpc, self.port = free_port(), free_port()
-        self.master, self.client = Process(folder, "master"), Process(folder, "client")
-        self.lives = self.puts = 0
+        python = os.environ.get("KVROUTER_LMCACHE_PYTHON", sys.executable)
+        self.store = MooncakeStore(folder, Path(os.environ["KVROUTER_MOONCAKE"]), python)
+        self.stalled = False
 
     @property
     def url(self) -> str:
-        return f"mooncake://127.0.0.1:{self.port}?tp={RANKS}"
+        return f"{self.store.admin_url}?tp={RANKS}"
 
     async def start(self) -> None:
-        self.master.start(
-            [
-                *(self.bin / "mooncake_master", "--rpc_address", "127.0.0.1"),
-                *("--rpc_port", self.rpc, "--metrics_host", "127.0.0.1"),
-                *("--metrics_port", self.port),
-            ]
-        )
-        await self.master.until_answered(f"http://127.0.0.1:{self.port}/health")
-        inside = Path(__file__).parents[2] / "foreign/inside/mooncake_client.py"
-        here = f"127.0.0.1:{free_port()}"
-        command = [self.bin / "python", inside, here, f"127.0.0.1:{self.rpc}"]
-        self.client.start(command, MC_TCP_BIND_ADDRESS="127.0.0.1")
-        self.lives += 1
-        await self.client.until_said("ready\n", self.lives)
+        await asyncio.to_thread(self.store.start)
 
     async def hold(
         self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
     ) -> None:
-        process = self.client.running
-        assert process is not None
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(prompt.names(blocks, ranks)).encode() + b"\n")
-        process.stdin.flush()
-        self.puts += 1
-        await self.client.until_said("put\n", self.puts)
+        await asyncio.to_thread(self.store.put, prompt.names(blocks, ranks))
 
     async def kill(self) -> None:
-        self.client.kill()
-        self.master.kill()
+        self.store.kill()
 
     async def mend(self) -> None:
-        if self.master.running is None:
+        if self.stalled:
+            self.store.resume()
+        else:
             await self.start()
-        self.master.signal(signal.SIGCONT)
+        self.stalled = False
 
     async def stall(self) -> None:
-        self.master.stall()
+        self.store.stall()
+        self.stalled = True
 
     async def close(self) -> None:
         await self.kill()
@@ -325,9 +301,9 @@ async def started(kind: str, folder: Path) -> Backend:
     elif kind == "fake coordinator":
         backend = FakeCoordinatorBackend()
     else:
-        variable = f"KVROUTER_{kind.upper()}_PYTHON"
+        variable = "KVROUTER_MOONCAKE" if kind == "mooncake" else "KVROUTER_LMCACHE_PYTHON"
         if not os.environ.get(variable):
-            pytest.skip(f"{variable} names no python: see tests/foreign and tests/lmcache")
+            pytest.skip(f"{variable} is not set: see .ci/stages/foreign.sh")
         backend = MooncakeBackend(folder) if kind == "mooncake" else LmcacheBackend(folder)
         await backend.start()
         return backend  # type: ignore[no-any-return]
