@@ -107,12 +107,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_620),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_640),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_630),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 30_940),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 30_960),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

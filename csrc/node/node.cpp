@@ -138,6 +138,8 @@ void Node::read_notes() {
 
 void Node::clear_up() {
   state_.leases.clear_up(state_.turn);
+  // What the host has put may have been posted only.
+  if (!tier_asks_.is_clear()) take_posts();
   tier_asks_.go_on();
   landings_.go_on();
 }

@@ -1,6 +1,9 @@
 // Requests that wait for tiers below a node, whose host is the test.
 #include <poll.h>
 
+#include <chrono>
+#include <thread>
+
 #include "server/server.h"
 #include "wire_client.h"
 
@@ -28,6 +31,17 @@ struct Host {
   bool asked() {
     pollfd waiting{ready, POLLIN, 0};
     return poll(&waiting, 1, 0) == 1;
+  }
+  // Polls, since nothing reports to a test that the server has noticed something.
+  void until_alone() {
+    const auto connections = [this] {
+      for (const auto& [name, value] : server.stats())
+        if (name == "connections") return value;
+      std::abort();
+    };
+    for (int i = 0; i < 2000 && connections() != 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(connections() == 0);
   }
   Server server;
   int ready = -1;
@@ -170,7 +184,8 @@ void a_client_that_leaves_takes_its_question_along() {
   send(client, Op::kMatch, MatchRequest{1, 0, span_of(hashes)}, 1000);
   const TierAsk ask = host.ask();
   client.close();
-  while (host.server.answer_tier(ask.id, 0)) {}
+  host.until_alone();
+  CHECK(!host.server.answer_tier(ask.id, 0));
 }
 
 void the_document_of_a_manifest_is_found_by_its_digest() {
