@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.groups import Leases
 
 
@@ -97,10 +98,6 @@ class StoreView(Protocol):
         """Outcomes of waits by name, and `match_failed`."""
 
     @property
-    def adopts(self) -> bool:
-        """Whether it gives engines manifests; their answers then name none."""
-
-    @property
     def clients(self) -> Collection[StoreClient]:
         """One of each of its servers."""
 
@@ -119,6 +116,9 @@ class StoreView(Protocol):
 
     def adopt(self, identity: Identity) -> Identity:
         """What an engine that joins is to this store, where its connector tells no manifest."""
+
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """The manifest and the leading blocks that an engine's prefill leg puts into this store."""
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.prefix.stores.node import Manifests, NodeView
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping
 
     from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.stores.base import Origin
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
@@ -29,8 +30,6 @@ class NodesView:
 
     A match asks every node at once. An index of what nodes hold could answer in `_held` instead.
     """
-
-    adopts: ClassVar[bool] = False
 
     open_client: Callable[[str], AsyncStoreClient]  # which is not started yet
     _views: dict[str, NodeView] = field(default_factory=dict, init=False)
@@ -86,6 +85,10 @@ class NodesView:
     def adopt(self, identity: Identity) -> Identity:
         """Connectors tell manifests themselves."""
         return identity
+
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """As its connector says."""
+        return handoff.manifest, handoff.blocks
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """See `StoreView`."""

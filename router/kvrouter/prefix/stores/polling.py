@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.http_peer import HttpPeer
 
@@ -61,7 +62,6 @@ class Catalogue(Protocol):
 class PollingView:
     """Matches by one look, and awaits landings by looking again, with growing pauses."""
 
-    adopts: ClassVar[bool] = True
     nodes: ClassVar[tuple[str, ...]] = ()
 
     peer: HttpPeer  # answers the catalogue; started and closed here
@@ -92,7 +92,14 @@ class PollingView:
 
     def adopt(self, identity: Identity) -> Identity:
         """As the catalogue does, where the engine speaks to a store at all."""
-        return self.catalogue.adopt(identity) if identity.family == "store" else identity
+        able = identity.family == "store" and identity.block_tokens
+        return self.catalogue.adopt(identity) if able else identity
+
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """All blocks that another engine can load: it always computes the last token."""
+        if identity is None or not identity.block_tokens:
+            return None, 0
+        return identity.manifest, max(0, (handoff.prompt_tokens or 0) - 1) // identity.block_tokens
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Nothing is known of manifests but their names."""

@@ -77,8 +77,7 @@ class InputsBuilder:
             matches, guesses = self._held(hashes)
             usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
             if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
-                hashes = hashes[: usable * HASH_BYTES]
-                prompt.stored = await self._stored(hashes, prompt.origin, decode)
+                await self._match_store(prompt, usable, decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
             found = self.learnt.look(request, context.exchange.headers, context.model)
             learnt = True
@@ -146,14 +145,12 @@ class InputsBuilder:
         more = {e: n for e, n in soon.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
         return matches, {**guesses, **more} if more else guesses
 
-    async def _stored(
-        self, hashes: bytes, origin: Origin | None, decode: Sequence[Engine]
-    ) -> Mapping[str, StoreMatch]:
-        """What the store holds, by manifest of the engines."""
-        if self.store is None or not hashes:
-            return _NO_MANIFEST
-        manifests = {e.manifest for e in decode if e.manifest is not None}
-        return {m: await self.store.match(m, hashes, origin) for m in manifests}
+    async def _match_store(self, prompt: PromptFacts, upto: int, decode: Sequence[Engine]) -> None:
+        """Note what the store holds of the first blocks, by manifest of the engines."""
+        chain = (prompt.hashes or b"")[: upto * HASH_BYTES]
+        if self.store is not None and chain:
+            manifests = {e.manifest for e in decode if e.manifest is not None}
+            prompt.stored = {m: await self.store.match(m, chain, prompt.origin) for m in manifests}
 
     def computed(self, engine: Engine, prompt: PromptFacts) -> None:
         """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""
@@ -173,10 +170,8 @@ class InputsBuilder:
 
 def _of_domain(domain: HashDomain | None, engines: Sequence[Engine]) -> Engine:
     """The first engine that names blocks so, or else the first."""
-    for engine in engines:
-        if engine.identity is not None and engine.identity.domain == domain:
-            return engine
-    return engines[0]
+    same = (e for e in engines if e.identity is not None and e.identity.domain == domain)
+    return next(same, engines[0])
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:

@@ -42,7 +42,7 @@ class LandingWaiter:
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
         if self.store is None or context.timing.first_s or handoff.transfer_params is not None:
             return 0
-        manifest, blocks = self._promised(context, prefill, handoff)
+        manifest, blocks = self.store.promised(handoff, prefill.identity)
         if manifest is None:
             if prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
@@ -53,8 +53,7 @@ class LandingWaiter:
         upto = min(blocks, len(hashes) // HASH_BYTES)
         if not upto:
             return self._missing(context, handoff, 0) if handoff.manifest is not None else 0
-        begun_s = monotonic()
-        node = handoff.node or prefill.node
+        begun_s, node = monotonic(), handoff.node or prefill.node
         landing = await self._awaited(context, manifest, upto, node)
         if landing is None:
             chain = hashes[: upto * HASH_BYTES]
@@ -63,16 +62,6 @@ class LandingWaiter:
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
         return self._missing(context, handoff, context.route.landed_blocks or 0)
-
-    def _promised(
-        self, context: RequestContext, prefill: Engine, handoff: Handoff
-    ) -> tuple[str | None, int]:
-        """The manifest and the leading blocks to be awaited, as the connector or the store says."""
-        identity, store = prefill.identity, self.store
-        if handoff.manifest is not None or store is None or identity is None or not store.adopts:
-            return handoff.manifest, handoff.blocks
-        tokens = handoff.prompt_tokens or context.request.prompt_tokens
-        return identity.manifest, usable_blocks(tokens, identity.block_tokens or 0)
 
     def loadable_anywhere(self, context: RequestContext) -> bool:
         """Whether any decode engine of the manifest can load the prompt's KV as well as another.

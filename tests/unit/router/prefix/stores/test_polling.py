@@ -7,6 +7,7 @@ import pytest
 from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import CacheGroup, Identity
+from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
 from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
@@ -151,6 +152,17 @@ async def test_manifests_are_names_alone(clock: Clock) -> None:
     await view.learn("one", (CacheGroup("x"),))
     view.rename("one", "other", ())
     assert view.difference("one", "other") == "manifests one and other"
-    assert view.adopts
-    assert view.adopt(Identity(("m",), family="store")).manifest == "its own"
-    assert view.adopt(Identity(("m",), family="nixl")).manifest is None
+    joined = Identity(("m",), block_tokens=16, family="store")
+    assert view.adopt(joined).manifest == "its own"
+    for other in (replace(joined, family="nixl"), replace(joined, block_tokens=None)):
+        assert view.adopt(other).manifest is None
+
+
+def test_all_blocks_that_another_engine_can_load_are_promised(clock: Clock) -> None:
+    view, joined = view_of(Script(clock)), Identity(("m",), block_tokens=16, family="store")
+    adopted = view.adopt(joined)
+    for tokens, blocks in ((None, 0), (0, 0), (16, 0), (17, 1), (32, 1), (33, 2)):
+        promised = view.promised(Handoff(prompt_tokens=tokens), adopted)
+        assert promised == ("its own", blocks)
+    assert view.promised(Handoff(prompt_tokens=33), joined) == (None, 2)
+    assert view.promised(Handoff(prompt_tokens=33), None) == (None, 0)
