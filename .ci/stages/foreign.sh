@@ -8,5 +8,6 @@ KVROUTER_LMCACHE_PYTHON=$(tests/lmcache/make_env.sh "$(tests/vllm/make_env.sh)")
 KVROUTER_MOONCAKE=$(benchmarks/connectors/make_peer.sh mooncake "$KVROUTER_LMCACHE_PYTHON")
 LD_LIBRARY_PATH="$KVROUTER_MOONCAKE/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export KVROUTER_MOONCAKE KVROUTER_LMCACHE_PYTHON LD_LIBRARY_PATH
+python -m tests.vllm.install "$KVROUTER_LMCACHE_PYTHON"
 step "tests/contract/stores, tests/foreign"
 python -m pytest -m foreign tests/contract/stores tests/foreign --timeout 900 -o faulthandler_timeout=600 --durations 10 -v -s -rs

@@ -19,9 +19,20 @@ from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 code = store.setup("127.0.0.1", "P2PHANDSHAKE", {SEGMENT_BYTES}, 16 << 20, "tcp", "", sys.argv[1])
 print("code", code, flush=True)
+begun = set()
+
+def put(key, begin):
+    if begin:
+        begun.add(key)
+        return store.batch_put_session_start([key], [6])[0]
+    if key in begun:
+        begun.remove(key)
+        return store.batch_put_session_end([key])[0]
+    return store.put(key, b"kv of " + key.encode())
+
 for line in sys.stdin:
-    codes = [store.put(key, b"kv of " + key.encode()) for key in json.loads(line)]
-    print("code", next(filter(None, codes), 0), flush=True)
+    keys, begin = json.loads(line)
+    print("code", next(filter(None, [put(key, begin) for key in keys]), 0), flush=True)
 """
 
 
@@ -92,11 +103,11 @@ class MooncakeStore:
             )
         self._await_node()
 
-    def put(self, keys: Sequence[str]) -> None:
-        """The node stores a value under each key."""
+    def put(self, keys: Sequence[str], *, begin: bool = False) -> None:
+        """The node stores a value under each key; or begins to, and another `put` ends that."""
         assert self._node is not None
         assert self._node.stdin is not None
-        self._node.stdin.write(json.dumps(keys) + "\n")
+        self._node.stdin.write(json.dumps([keys, begin]) + "\n")
         self._node.stdin.flush()
         self._await_node()
 

@@ -1,26 +1,33 @@
-"""A router before two real vLLM engines on Mooncake Store or LMCache, and no store of ours.
+"""A router before two real vLLM engines on Mooncake Store, or on servers of LMCache.
 
 Engine A prefills, engine B decodes with A's KV. The tokens must be those of a computation under
-another cache_salt, by A alone.
+another cache_salt, by A alone. Of ours, only LMCache's servers have a store below them, and only
+their coordinator is asked.
 """
 
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.lmcache.server import (
+    CHUNK_TOKENS,
+    own_environment,
+    start_engine,
+    start_lmcache,
+    start_server,
+)
 from tests.vllm.asking import Question, answer, token_prompt
-from tests.vllm.engines import OFFLINE, Engine, EngineOptions, ask, free_port, running
+from tests.vllm.engines import Engine, EngineOptions, ask, free_port, running
+from tests.vllm.install import install_into
 from tests.vllm.models import TINY, model_folder
-from tests.vllm.services import Service, start_router
+from tests.vllm.services import Service, start_router, start_store
 
-LENGTHS = (100, 333, 1000)
-CHUNK_TOKENS = 64
+LENGTHS = (100, 333, 1000, 2000)
 INSIDE = Path(__file__).parent / "inside"
 HOW = "set KVROUTER_LMCACHE_PYTHON and KVROUTER_MOONCAKE as .ci/stages/foreign.sh does"
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
@@ -45,27 +52,6 @@ def path_of(variable: str) -> Path:
     if not named:
         pytest.skip(f"no environment: {HOW}")
     return Path(named)
-
-
-def start_engines(
-    python: Path, transfer: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
-) -> list[Engine]:
-    model = model_folder(TINY, python)
-    common = EngineOptions("", model, transfer=transfer, environment=environment)
-    return [
-        Engine.start(python, replace(common, name=name, core=core), folder, None)
-        for name, core in (("engine-a", "0"), ("engine-b", "1"))
-    ]
-
-
-def transfer_of(connector: str, extra: Mapping[str, Any], module: str = "") -> dict[str, Any]:
-    return {
-        "kv_connector": connector,
-        **({"kv_connector_module_path": module} if module else {}),
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": dict(extra),
-    }
 
 
 def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
@@ -96,47 +82,48 @@ def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, in
         "MC_TCP_BIND_ADDRESS": "127.0.0.1",
         "PYTHONPATH": f"{site}{os.pathsep}{INSIDE}",
     }
-    transfer = transfer_of("MooncakeCpu", {}, "mooncake_cpu")
-    engines = start_engines(python, transfer, folder, environment)
+    engines = []
+    for core in ("0", "1"):
+        transfer = {
+            "kv_connector": "MooncakeCpu",
+            "kv_connector_module_path": "mooncake_cpu",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"lookup_rpc_port": free_port()},
+        }
+        name, model = f"engine-{core}", model_folder(TINY, python)
+        options = EngineOptions(name, model, core, transfer, environment=environment)
+        engines.append(Engine.start(python, options, folder, None))
     return engines, f"mooncake://127.0.0.1:{port}", engines[0].options.block_tokens
 
 
 def on_lmcache(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
-    """A coordinator, and one server for both engines."""
+    """A coordinator, and a server for each engine; the servers share one store node alone."""
     python = path_of("KVROUTER_LMCACHE_PYTHON")
-    quiet = {**OFFLINE, "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-    words = ["env", *(f"{key}={value}" for key, value in quiet.items())]
-    program = [*words, python, "-m", "lmcache.cli.main"]
-    port, http_port, coordinator_port = free_port(), free_port(), free_port()
-    coordinator = Service.start(
-        "coordinator",
-        [
-            *(*program, "coordinator", "--host", "127.0.0.1", "--port", coordinator_port),
-            *("--chunk-size", CHUNK_TOKENS, "--disable-metrics"),
-        ],
-        folder,
-    )
+    install_into(python)
+    given = python, own_environment()
+    port, chunks = free_port(), ("--chunk-size", CHUNK_TOKENS)
+    words = ["coordinator", "--host", "127.0.0.1", "--port", port, *chunks, "--disable-metrics"]
+    coordinator = start_lmcache("coordinator", *given, folder, words)
     cleanup.callback(coordinator.stop)
-    coordinator.wait_http(f"127.0.0.1:{coordinator_port}", "/healthz")
-    server = Service.start(
-        "server",
-        [
-            *(*program, "server", "--host", "127.0.0.1", "--port", port),
-            *("--http-host", "127.0.0.1", "--http-port", http_port),
-            *("--chunk-size", CHUNK_TOKENS, "--l1-size-gb", "0.25", "--eviction-policy", "LRU"),
-            *("--supported-transfer-mode", "engine_driven"),
-            *("--coordinator-url", f"http://127.0.0.1:{coordinator_port}"),
-            *("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.02"),
-        ],
-        folder,
-    )
-    cleanup.callback(server.stop)
-    server.wait_http(f"127.0.0.1:{http_port}", "/healthcheck")
-    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
-    transfer = transfer_of("LMCacheMPConnector", extra)
-    engines = start_engines(python, transfer, folder, {**quiet, "PYTHONHASHSEED": "0"})
-    url = f"lmcache://127.0.0.1:{coordinator_port}?chunk_size={CHUNK_TOKENS}"
-    return engines, url, CHUNK_TOKENS
+    coordinator.wait_http(f"127.0.0.1:{port}", "/healthz")
+    store = start_store(folder)
+    cleanup.callback(store.stop)
+    flags = [
+        *("--disable-metrics", "--coordinator-url", f"http://127.0.0.1:{port}"),
+        *("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.001"),
+    ]
+    servers = []
+    for name in "ab":
+        servers.append(start_server(name, *given, store.url, folder, flags=flags))
+        cleanup.callback(servers[-1].service.stop)
+    for server in servers:
+        server.service.wait_http(server.service.http, "/healthcheck")
+    engines = [
+        start_engine(server, core, *given, folder)
+        for server, core in zip(servers, "01", strict=True)
+    ]
+    return engines, f"lmcache://127.0.0.1:{port}?chunk_size={CHUNK_TOKENS}&tier=l2", CHUNK_TOKENS
 
 
 @pytest.fixture(scope="module", params=[on_mooncake, on_lmcache], ids=["mooncake", "lmcache"])
@@ -158,7 +145,10 @@ def test_decode_loads_what_the_router_has_seen_land_and_says_the_same(fleet: Fle
     for length in LENGTHS:
         question = Question(f"{length}", token_prompt(draw, length))
         alone = answer(fleet.a.address, replace(question, salt=f"alone {length}"))
+        before_s = fleet.metric("kvrouter:handoff_seconds_sum")
         handed = answer(fleet.router.address, question)
+        landed_s = fleet.metric("kvrouter:handoff_seconds_sum") - before_s
+        print(f"{length} tokens landed {landed_s * 1e3:.1f} ms after the prefill leg's answer")
         assert handed.tokens == alone.tokens
         assert handed.cached_tokens == length // fleet.unit * fleet.unit
         loaded += handed.cached_tokens

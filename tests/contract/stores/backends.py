@@ -67,6 +67,9 @@ class Backend(Protocol):
     ) -> None:
         """From now on it holds these blocks too."""
 
+    async def begin(self, prompt: Prompt, blocks: Iterable[int]) -> None:
+        """Puts of these blocks begin, which `hold` ends."""
+
     async def kill(self) -> None:
         """What it held is gone."""
 
@@ -91,6 +94,9 @@ class FakeMasterBackend:
         self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
     ) -> None:
         self.store.keys.update(prompt.names(blocks, ranks))
+
+    async def begin(self, prompt: Prompt, blocks: Iterable[int]) -> None:
+        """The real one answers as if there were nothing."""
 
     async def kill(self) -> None:
         self.store.keys.clear()
@@ -204,6 +210,10 @@ class MooncakeBackend:
     ) -> None:
         await asyncio.to_thread(self.store.put, prompt.names(blocks, ranks))
 
+    async def begin(self, prompt: Prompt, blocks: Iterable[int]) -> None:
+        names = prompt.names(blocks, range(RANKS))
+        await asyncio.to_thread(self.store.put, names, begin=True)
+
     async def kill(self) -> None:
         self.store.kill()
 
@@ -271,6 +281,9 @@ class LmcacheBackend:
             "entries": entries,
         }
         assert (await self._post("/events", {"batches": [batch]}))["applied"] == 1
+
+    async def begin(self, prompt: Prompt, blocks: Iterable[int]) -> None:
+        """Servers report what is stored."""
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}{path}"

@@ -105,6 +105,18 @@ async def test_a_landing_is_seen_when_its_last_block_comes(asking: Asking) -> No
     landing.lease.release()
 
 
+async def test_puts_that_have_only_begun_have_not_landed(asking: Asking) -> None:
+    prompt = Prompt()
+    await asking.backend.hold(prompt, range(4))
+    await asking.backend.begin(prompt, range(4, BLOCKS))
+    assert await asking.match(prompt) == 4
+    waiting = asyncio.create_task(asking.wait(prompt))
+    await asking.paused.wait()
+    await asking.backend.hold(prompt, range(4, BLOCKS))
+    landing = await waiting
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
+
+
 async def test_a_landing_that_does_not_come_says_how_far_it_came(asking: Asking) -> None:
     prompt = Prompt()
     await asking.backend.hold(prompt, range(4))
