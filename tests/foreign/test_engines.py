@@ -150,7 +150,7 @@ def test_decode_loads_what_the_router_has_seen_land_and_says_the_same(fleet: Fle
         landed_s = fleet.metric("kvrouter:handoff_seconds_sum") - before_s
         print(f"{length} tokens landed {landed_s * 1e3:.1f} ms after the prefill leg's answer")
         assert handed.tokens == alone.tokens
-        assert handed.cached_tokens == length // fleet.unit * fleet.unit
+        assert handed.cached_tokens == length // fleet.unit * fleet.unit, fleet.b.tail()
         loaded += handed.cached_tokens
     assert fleet.b.prompt_tokens()["external_kv_transfer"] == loaded
     assert fleet.metric('kvrouter:landings_total{outcome="landed"}') == len(LENGTHS)
