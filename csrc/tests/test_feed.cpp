@@ -56,6 +56,7 @@ void a_block_is_told_when_it_is_whole() {
   const auto changes = fed.take();
   CHECK(changes.size() == 2 && !fed.lost);
   CHECK(changes[0].stored && changes[0].hash == name(1) && !changes[0].parent);
+  CHECK(changes[0].in_memory);
   CHECK(changes[1].stored && changes[1].hash == name(2) && changes[1].parent == name(1));
   CHECK(changes[0].manifest == name(2) && changes[0].tenant.empty());
   CHECK(fed.take().empty());

@@ -731,6 +731,10 @@ class BlockChange:
     @property
     def stored(self) -> bool: ...
     @property
+    def in_memory(self) -> bool:
+        """Of a stored one, whether it need not be read from the disk."""
+
+    @property
     def tenant(self) -> str: ...
     @property
     def manifest(self) -> bytes:

@@ -239,6 +239,7 @@ void bind_tiers(nb::module_& m, nb::class_<Server>& server) {
       });
   nb::class_<BlockChange>(m, "BlockChange")
       .def_ro("stored", &BlockChange::stored)
+      .def_ro("in_memory", &BlockChange::in_memory)
       .def_ro("tenant", &BlockChange::tenant)
       .def_prop_ro("manifest", [](const BlockChange& c) { return to_bytes(c.manifest.bytes, 32); })
       .def_prop_ro("hash", [](const BlockChange& c) { return to_bytes(c.hash.bytes, 32); })

@@ -73,7 +73,7 @@ void Feed::tell(const BlockKey& key, std::vector<BlockChange>& changes) const {
     const auto parent = block != nullptr ? block->parent
                         : on_disk        ? state_.disk->parent_of(key)
                                          : std::nullopt;
-    changes.push_back({block != nullptr || on_disk,
+    changes.push_back({block != nullptr || on_disk, block != nullptr,
                        std::string(state_.options.tenants.name(manifest.tenant)), manifest.digest,
                        key.hash,
                        parent ? std::optional(parent->hash) : std::nullopt});

@@ -11,6 +11,7 @@ namespace kv {
 
 struct BlockChange {
   bool stored = false;  // the node holds it whole, in memory or on the disk; else not any more
+  bool in_memory = false;  // of a stored one
   std::string tenant;
   Hash manifest{};
   Hash hash{};

@@ -28,7 +28,7 @@ from kvrouter_store.tiers.staging import Staging
 from kvrouter_store.tiers.write import Writer
 
 MOST_CHANGES = 1 << 16
-"""Changes that may wait to be written; the node forgets further ones."""
+"""Changes that may wait to be written. After more, all that the node holds is told again."""
 STOP_S = 10.0
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,11 @@ class TierSide:
         self._timeout_s = timeout_s
         self._staging = Staging(memory_bytes)
         self._node = NodeBlocks(connect)
-        self.guards = [Guard(tier, self._staging.memory, timeout_s) for tier in tiers]
+        # What the node holds is told again: the tier may lack it, from when it was away.
+        self.guards = [
+            Guard(tier, self._staging.memory, timeout_s, started=server.restart_feed)
+            for tier in tiers
+        ]
         self._fetcher = Fetcher(self.guards, self._staging, self._node)
         self._writer = Writer(self.guards, self._staging, self._node)
         self._values: dict[tuple[str, bytes], BlockValues | None] = {}
@@ -152,10 +156,11 @@ class TierSide:
             await _readable(descriptor)
             changes, lost = self._server.take_feed()
             if lost:
-                log.warning("tiers below are slower than puts: they do not get some new blocks")
+                log.warning("tiers below are slower than puts: they get new blocks later, or never")
+                self._server.restart_feed()
             stored = defaultdict(list)
             for change in changes:
-                if change.stored:
+                if change.in_memory:  # writing what only the disk has would evict other blocks
                     block = Block(change.hash, change.parent)
                     stored[change.tenant, change.manifest].append(block)
             for (tenant, digest), blocks in stored.items():

@@ -195,12 +195,12 @@ class MooncakeBackend:
 
     def __init__(self, folder: Path) -> None:
         python = os.environ.get("KVROUTER_LMCACHE_PYTHON", sys.executable)
-        self.store = MooncakeStore(folder, Path(os.environ["KVROUTER_MOONCAKE"]), python)
+        self.store = MooncakeStore(folder, Path(os.environ["KVROUTER_MOONCAKE"]), python=python)
         self.stalled = False
 
     @property
     def url(self) -> str:
-        return f"{self.store.admin_url}?tp={RANKS}"
+        return f"mooncake://{self.store.master.admin_address}?tp={RANKS}"
 
     async def start(self) -> None:
         await asyncio.to_thread(self.store.start)
@@ -208,11 +208,11 @@ class MooncakeBackend:
     async def hold(
         self, prompt: Prompt, blocks: Iterable[int], ranks: Iterable[int] = range(RANKS)
     ) -> None:
-        await asyncio.to_thread(self.store.put, prompt.names(blocks, ranks))
+        await asyncio.to_thread(self.store.nodes[0].put, prompt.names(blocks, ranks))
 
     async def begin(self, prompt: Prompt, blocks: Iterable[int]) -> None:
         names = prompt.names(blocks, range(RANKS))
-        await asyncio.to_thread(self.store.put, names, begin=True)
+        await asyncio.to_thread(self.store.nodes[0].put, names, begin=True)
 
     async def kill(self) -> None:
         self.store.kill()
