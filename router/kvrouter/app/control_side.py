@@ -87,10 +87,9 @@ def make_control_side(
 
 
 def _lacks(store: StoreView) -> list[str]:
-    away = [client.url for client in store.clients if not client.connected]
     if not store.nodes:
-        return ["the store is not connected"] if away else []
-    return [f"the store node {url} is not connected" for url in away]
+        return ["the store is not connected"] if store.away else []
+    return [f"the store node {url} is not connected" for url in store.away]
 
 
 def _sources(core: Core, members: Members, board: Board, events: Events, status: Status) -> Sources:

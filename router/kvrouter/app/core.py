@@ -19,7 +19,8 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter.prefix.stores import store_of
+from kvrouter.prefix.stores import foreign_store
+from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.retries import Retries
@@ -52,6 +53,7 @@ class Core:
     hash_cache: HashCache
     index: PrefixIndex
     tracker: CacheTracker | None  # None: no KV events are taken
+    nodes: NodesView | None  # of the store; None: there is none, or it is of another project
     store: StoreView | None
     queue_wait: QueueWait
     gates: ModelGates
@@ -88,7 +90,8 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    store = _store(settings) if settings.store else None
+    nodes = _nodes(settings) if settings.store_nodes else None
+    foreign = foreign_store(settings.store[0]) if settings.store and nodes is None else None
     return Core(
         settings=settings,
         metrics=metrics,
@@ -105,7 +108,8 @@ def make_core(settings: RouterSettings) -> Core:
         hash_cache=HashCache(),
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
-        store=store,
+        nodes=nodes,
+        store=nodes or foreign,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
@@ -114,11 +118,12 @@ def make_core(settings: RouterSettings) -> Core:
     )
 
 
-def _store(settings: RouterSettings) -> StoreView:
+def _nodes(settings: RouterSettings) -> NodesView:
     token, tls = settings.store_token.get_secret_value(), settings.store_tls
-    return store_of(
-        settings.store,
+    nodes = NodesView(
         lambda url: AsyncStoreClient(
             url, name="router", token=token, tls=tls, deadline_s=STORE_DEADLINE_S
-        ),
+        )
     )
+    nodes.follow(settings.store)
+    return nodes

@@ -108,9 +108,6 @@ class LiveSettings:
         self.ports.follow(after)
         self.members.flags.set(after.engines)
         self._follow_limits(after)
-        store = self.core.store
-        follows = store is not None and store.follow(after.store_nodes)
-        reloaded = RELOADED if follows else RELOADED - {"store"}
         if after.log_level != before.log_level:
             logging.getLogger().setLevel(after.log_level.upper())
         changed = [
@@ -119,19 +116,25 @@ class LiveSettings:
             if name not in (*ENGINES, *KEYS) and getattr(before, name) != getattr(after, name)
         ]
         for name in changed:
-            if name in reloaded:
+            if name in RELOADED and not self._stays(name):
                 log.info("%s is now %s", _flag(name), getattr(after, name))
-        later = [name for name in changed if name not in reloaded]
+        later = [name for name in changed if name not in RELOADED or self._stays(name)]
         if later:
             flags = ", ".join(map(_flag, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)
         if self.events is not None:
             self.events.reloaded([_flag(name) for name in changed])
 
+    def _stays(self, name: str) -> bool:
+        """Whether it is `store`, and the router began without a store or is to have none."""
+        return name == "store" and not (self.core.nodes and self.now.store_nodes)
+
     def _follow_limits(self, after: RouterSettings) -> None:
         """Give the parts what RELOADED names; what is as it was changes nothing."""
         core, services, prober = self.core, self.services, self.members.prober
         breakers = core.pool.breaker_limits
+        if core.nodes is not None and after.store_nodes:
+            core.nodes.follow(after.store_nodes)
         core.client.deadlines = after.deadlines
         core.admin_token.value = after.admin_token.get_secret_value()
         core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)

@@ -26,20 +26,19 @@ class Asking:
     view: PollingView
     paused: asyncio.Event
 
-    @property
-    def manifest(self) -> str:
-        manifest = self.view.adopt(IDENTITY).manifest
+    async def manifest(self) -> str:
+        manifest = (await self.view.joins(IDENTITY)).manifest
         assert manifest is not None
         return manifest
 
     async def match(self, prompt: Prompt) -> int:
-        found = await self.view.match(self.manifest, prompt.hashes, prompt.origin)
+        found = await self.view.match(await self.manifest(), prompt.hashes, prompt.origin)
         assert found.nodes is None
         return found.blocks
 
     async def wait(self, prompt: Prompt, deadline_s: float = LONG_S) -> LandingResult:
         return await self.view.wait(
-            self.manifest, prompt.hashes, BLOCKS, deadline_s, origin=prompt.origin
+            await self.manifest(), prompt.hashes, BLOCKS, deadline_s, origin=prompt.origin
         )
 
     async def until_connected(self) -> None:

@@ -138,12 +138,6 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-def away(here: Site) -> list[str]:
-    """URLs of the store's servers that the router cannot ask."""
-    store = here.app.core.store
-    return [client.url for client in store.clients if not client.connected] if store else []
-
-
 async def metric(here: Site, line: str) -> float:
     _, body = await here.get("/metrics")
     found = [row for row in body.decode().splitlines() if row.startswith(line)]

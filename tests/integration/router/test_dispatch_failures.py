@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import AHEAD, ask, await_stat, both_began, land
-from tests.integration.router.conftest import Open, away, metric, until
+from tests.integration.router.conftest import Open, metric, until
 
 from kvrouter_store.client.blocking import StoreClient
 
@@ -130,7 +130,7 @@ async def test_without_a_store_nothing_is_sent_ahead(
 ) -> None:
     here = await ahead(mode)
     node.kill()
-    await until(lambda: away(here))
+    await until(lambda: not here.app.core.nodes or here.app.core.nodes.away)
     task = ask(here)
     await here.prefill[0].next_began()
     here.prefill[0].go.set()

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
-from tests.integration.router.conftest import Open, Site, away, metric, text, until
+from tests.integration.router.conftest import Open, Site, metric, text, until
 
 from kvrouter.http.server.exchange import Exchange
 from kvrouter_store.identity.chain import hash_tokens, root_hash
@@ -120,7 +120,7 @@ async def test_without_the_store_requests_go_on_and_health_says_so(
     assert b"store" in body
     await master.start()
     hold(master, 3)
-    await until(lambda: not away(here))
+    await until(lambda: here.app.core.store is not None and not here.app.core.store.away)
     assert b"store" not in (await here.get("/health"))[1]
     assert (await here.post(text(prompt=IDS)))[0] == 200
     assert len(here.prefill[0].requests) == 1

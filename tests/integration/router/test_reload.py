@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, away, text, until
+from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text, until
 from tests.integration.router.test_failures import answering
 from tests.integration.router.test_passthrough import offer, saying
 from tests.unit.router.admission.test_tenants import request
@@ -203,14 +203,14 @@ async def test_a_node_of_the_store_is_asked_once_it_is_named(
 ) -> None:
     here = await site(store="kv://127.0.0.1:1", prepare=announce)
     change(here, store=["kv://127.0.0.1:1", node.url])
-    await until(lambda: away(here) == ["kv://127.0.0.1:1"])
+    nodes = here.app.core.nodes
+    await until(lambda: nodes is not None and nodes.away == ["kv://127.0.0.1:1"])
     change(here, store=[node.url])
-    assert away(here) == []
-    assert "takes effect at the next start only" not in caplog.text
+    assert nodes is not None
+    assert nodes.away == []
     for unlike in ([], ["mooncake://127.0.0.1:1"]):
         change(here, store=unlike)
-        assert here.app.core.store is not None
-        assert len(here.app.core.store.clients) == 1
+        assert len(nodes.clients) == 1
     assert caplog.text.count("--store: changed, but takes effect at the next start only") == 2
 
 

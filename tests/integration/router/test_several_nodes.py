@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, eventually, put_chain
 from tests.integration.router.ahead import AHEAD, MANIFEST
-from tests.integration.router.conftest import Json, Open, Site, away, metric, text, until
+from tests.integration.router.conftest import Json, Open, Site, metric, text, until
 
 from kvrouter.app.core import STORE_DEADLINE_S
 from kvrouter.tools.sim.serve import SimServer
@@ -227,7 +227,7 @@ async def test_a_node_that_dies_costs_hits_and_no_request(
     assert [(await ask(here, of))[0] for of in (1, 2)] == [200, 200]
     assert here.prefill[0].requests == []
     nodes[1].kill()
-    await until(lambda: away(here))
+    await until(lambda: here.app.core.nodes is not None and here.app.core.nodes.away)
     assert [(await ask(here, of))[0] for of in (1, 2)] == [200, 200]
     assert [body["prompt"] for body in here.prefill[0].requests] == [ids(2)]
     _, health = await here.get("/health")
@@ -235,7 +235,7 @@ async def test_a_node_that_dies_costs_hits_and_no_request(
     up = [f'kvrouter:store_connected{{node="{node.url}"}}' for node in nodes]
     assert [await metric(here, line) for line in up] == [1, 0]
     nodes[1].start()
-    await until(lambda: not away(here))
+    await until(lambda: here.app.core.nodes is not None and not here.app.core.nodes.away)
     await asyncio.to_thread(land, nodes[1], 3)
     assert (await ask(here, 3))[0] == 200
     assert len(here.prefill[0].requests) == 1
@@ -256,7 +256,7 @@ async def test_a_node_that_hangs_holds_a_request_up_within_its_deadline_once(
         assert source(here.decode[0].requests[0]) == nodes[0].url
     finally:
         nodes[1].send(signal.SIGCONT)
-    await until(lambda: not away(here))
+    await until(lambda: here.app.core.nodes is not None and not here.app.core.nodes.away)
     assert (await ask(here, 2))[0] == 200
     assert len(here.prefill[0].requests) == 1
 

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from kvrouter.prefix.stores.http_peer import HttpPeer
-from kvrouter.prefix.stores.lmcache import LmcacheCatalogue, LmcacheOptions
-from kvrouter.prefix.stores.mooncake import MooncakeCatalogue, MooncakeOptions
-from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter.prefix.stores.lmcache import LmcacheCatalogue
+from kvrouter.prefix.stores.mooncake import MooncakeCatalogue
 from kvrouter.prefix.stores.polling import PollingView
 from kvrouter_store.connection.address import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from kvrouter.prefix.stores.base import StoreView
-    from kvrouter.prefix.stores.polling import Catalogue
-    from kvrouter_store.client.asyncio_client import AsyncStoreClient
-
-    Kind = tuple[Callable[[HttpPeer, Any], Catalogue], type[msgspec.Struct], str]
-
-FOREIGN: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        "mooncake": (MooncakeCatalogue, MooncakeOptions, "/batch_query_keys?keys=-"),
-        "lmcache": (LmcacheCatalogue, LmcacheOptions, "/directory/stats"),
-    }
+FOREIGN: Final[Mapping[str, type[MooncakeCatalogue | LmcacheCatalogue]]] = MappingProxyType(
+    {"mooncake": MooncakeCatalogue, "lmcache": LmcacheCatalogue}
 )
-"""Stores of other projects by the scheme of their URL; a new one is one line here.
-
-What asks them, the options in the query of the URL, and a page that answers 200 while they can be
-asked.
-"""
+"""Stores of other projects by the scheme of their URL, whose query sets the catalogue's fields."""
 
 
 def is_foreign(url: str) -> bool:
@@ -48,29 +34,16 @@ def foreign_store(url: str) -> PollingView:
     ValueError: it cannot be read, with the remedy.
     """
     parts = urlsplit(url)
-    make, kind, health_path = FOREIGN[parts.scheme]
     remedy = f"store address {url!r} is not understood; write {parts.scheme}://HOST:PORT"
     try:
         bare = parts.path in {"", "/"} and not parts.username and parts.hostname and parts.port
-        options = msgspec.convert(dict(parse_qsl(parts.query)), kind, strict=False)
+        options = dict(parse_qsl(parts.query))
+        catalogue = msgspec.convert(options, FOREIGN[parts.scheme], strict=False)
     except ValueError as error:
         raise ValueError(f"{remedy}?OPTION=VALUE ({error})") from None
     if not bare:
         raise ValueError(remedy)
-    peer = HttpPeer(url, f"http://{parts.netloc}", health_path)
-    return PollingView(peer, make(peer, options))
-
-
-def store_of(urls: Sequence[str], open_client: Callable[[str], AsyncStoreClient]) -> StoreView:
-    """The view of the store that these URLs name, as `store_urls` returns them; asks nothing yet.
-
-    `open_client` makes the client of a node.
-    """
-    if is_foreign(urls[0]):
-        return foreign_store(urls[0])
-    nodes = NodesView(open_client)
-    nodes.follow(urls)
-    return nodes
+    return PollingView(HttpPeer(url, catalogue.health_path), catalogue)
 
 
 def store_urls(urls: list[str]) -> list[str]:

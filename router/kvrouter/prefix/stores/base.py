@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.engines.engine import Identity
     from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.groups import Leases
 
@@ -102,6 +102,10 @@ class StoreView(Protocol):
         """One of each of its servers."""
 
     @property
+    def away(self) -> Collection[str]:
+        """URLs of those that are not connected."""
+
+    @property
     def nodes(self) -> Collection[str]:
         """URLs of its nodes, if it has several and each engine writes to one of them."""
 
@@ -111,28 +115,16 @@ class StoreView(Protocol):
     async def close(self) -> None:
         """End the connections and what they hold. Idempotent."""
 
-    def follow(self, urls: Collection[str]) -> bool:
-        """Ask these nodes from now on; False: only after a restart."""
-
-    def adopt(self, identity: Identity) -> Identity:
-        """What an engine that joins is to this store, where its connector tells no manifest."""
+    async def joins(self, identity: Identity) -> Identity:
+        """Take note of an engine before it joins; what it is to this store."""
 
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
         """The manifest and the leading blocks that an engine's prefill leg puts into this store."""
 
-    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
-        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
-
-    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """An engine that joined with one manifest names its blocks by another: match those."""
-
-    def difference(self, one: str, other: str) -> str:
-        """How two manifests differ, in a few words."""
-
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
-        `manifest` is a hex digest or from `adopt`, `hashes` 32 bytes per block.
+        `manifest` is a hex digest or from `joins`, `hashes` 32 bytes per block.
         """
 
     async def wait(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -36,35 +37,25 @@ class HttpPeer:
 
     A question without an answer makes the server away: others then fail at once, until its health
     page answers again. So a server that hangs holds up few requests.
-
-    Attributes:
-        url: as the operator wrote it, for logs.
-        base: http://HOST:PORT.
-        health_path: answers 200 with JSON while the server is well.
-        connected: whether it answers.
     """
 
-    url: str
-    base: str
-    health_path: str
+    url: str  # SCHEME://HOST:PORT, as the operator wrote it
+    health_path: str  # answers 200 with JSON while the server is well
     connected: bool = field(default=False, init=False)
-    _told: bool | None = field(default=None, init=False)  # what the log says of `connected`
+    _told: str = field(default="", init=False)  # its state, as the log has it
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
 
-    def start(self) -> None:
-        """Follow the server's health from now on."""
-        self._watching = asyncio.create_task(self._watch(), name="store health")
-
-    async def wait_connected(self, deadline_s: float) -> bool:
-        """Ask for its health once; whether it is well."""
+    async def start(self, wait_s: float) -> None:
+        """Ask for its health, for at most `wait_s`, and follow it from now on."""
         with suppress(KVStoreError, TimeoutError):
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(wait_s):
                 await self.stats()
-        return self.connected
+        self._watching = asyncio.create_task(self._watch(), name="store health")
 
     async def close(self) -> None:
         """Stop following, and close the connections. Idempotent."""
+        self.connected = False
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -73,11 +64,10 @@ class HttpPeer:
 
     async def stats(self) -> dict[str, int]:
         """Ask its health page, also while it is away; it has no figures. Raises KVStoreError."""
-        try:
-            await self._ask(self.health_path, dict[str, Any], None)
-        except StoreRefused as error:  # not the server that the operator means
-            raise self._lost(str(error)) from None
-        self._note(connected=True)
+        await self._ask(self.health_path, dict[str, Any], None)
+        if not self.connected:
+            self.connected, self._told = True, ""
+            log.info("store %s answers", self.url)
         return {}
 
     async def ask(self, path: str, kind: type[Answer], sent: bytes | None = None) -> Answer:
@@ -91,6 +81,10 @@ class HttpPeer:
             raise StoreUnavailable(f"{self.url} is away")
         return await self._ask(path, kind, sent)
 
+    def refusal(self, why: str) -> StoreRefused:
+        """What to raise where it refuses what others may still ask; its reason is logged once."""
+        return StoreRefused(self._tell("refuses a question", why))
+
     async def _ask(self, path: str, kind: type[Answer], sent: bytes | None) -> Answer:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEPT_S)
@@ -98,7 +92,7 @@ class HttpPeer:
         try:
             async with self._session.request(
                 "GET" if sent is None else "POST",
-                URL(self.base + path, encoded=True),
+                URL(f"http://{urlsplit(self.url).netloc}{path}", encoded=True),
                 data=None if sent is None else BytesIO(sent),  # which aiohttp reads in pieces
                 headers={} if sent is None else {"content-type": "application/json"},
                 allow_redirects=False,
@@ -112,21 +106,23 @@ class HttpPeer:
         except (aiohttp.ClientError, ValueError, RecursionError, StoreUnavailable) as error:
             raise self._lost(str(error) or type(error).__name__) from None
         told = f"{path.partition('?')[0]} answers {answer.status}: {content[:200]!r}"
-        raise StoreRefused(told) if 400 <= answer.status < 500 else self._lost(told)
+        refused = 400 <= answer.status < 500 and path != self.health_path
+        raise self.refusal(told) if refused else self._lost(told)
 
     def _lost(self, why: str) -> StoreUnavailable:
-        self._note(connected=False, why=why)
-        return StoreUnavailable(f"{self.url}: {why}")
+        self.connected = False
+        return StoreUnavailable(self._tell("is away", why))
 
-    def _note(self, *, connected: bool, why: str = "") -> None:
-        if connected and not self._told:
-            log.info("store %s answers", self.url)
-        elif not connected and self._told is not False:
-            log.warning("store %s is away: %s", self.url, why)
-        self.connected = self._told = connected
+    def _tell(self, state: str, why: str) -> str:
+        """Log what it is from now on, unless the log says so already."""
+        text = f"store {self.url} {state}: {why}"
+        if state != self._told:
+            log.warning(text)
+        self._told = state
+        return text
 
     async def _watch(self) -> None:
         while True:
+            await asyncio.sleep(HEALTH_S)
             with suppress(KVStoreError):
                 await self.stats()
-            await asyncio.sleep(HEALTH_S)

@@ -6,13 +6,11 @@ directory follows servers by events, some time behind them. Engines do without i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
-
-from kvrouter_store.errors import StoreRefused
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
@@ -21,17 +19,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS: Final = 1_000_000
 """The coordinator refuses more."""
-_ID_BYTES: Final = 4
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=65536)]
-
-
-class LmcacheOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """As LMCache was started. `tier`: "l2" where servers share only their L2."""
-
-    chunk_size: Size = 256
-    world_size: Size = 1
-    tier: Literal["any", "l2"] = "any"
 
 
 class _Key(msgspec.Struct):
@@ -52,55 +41,52 @@ class _Answer(msgspec.Struct):
     results: list[_Result]
 
 
-@dataclass(eq=False)
-class LmcacheCatalogue:
-    """Names prompts by their tokens. LMCache's keys know no adapters: those have nothing here."""
+class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Names prompts by their tokens. LMCache's keys know no adapters: those have nothing here.
 
+    As LMCache was started. `tier`: "l2" where servers share only their L2.
+    """
+
+    health_path: ClassVar[str] = "/directory/stats"
     keeps_engines: ClassVar[bool] = False
 
-    peer: HttpPeer
-    options: LmcacheOptions
+    chunk_size: Size = 256
+    world_size: Size = 1
+    tier: Literal["any", "l2"] = "any"
 
-    def adopt(self, identity: Identity) -> Identity:
+    def named(self, identity: Identity) -> Identity:
         """Keys carry the model's whole path."""
         return replace(identity, manifest=identity.model_path)
 
-    def possible(self, manifest: str, upto: int, origin: Origin | None) -> int | None:
-        """Those in whole chunks."""
-        if origin is None or origin.adapter is not None:
-            return None
-        tokens = self._whole(upto, origin)
-        return tokens // origin.block_tokens if tokens <= MAX_TOKENS else None
+    def possible(self, upto: int, origin: Origin | None) -> int:
+        """Those in whole chunks, which LMCache has of whole blocks only."""
+        if origin is None or origin.adapter is not None or self.chunk_size % origin.block_tokens:
+            return 0
+        most = min(upto, MAX_TOKENS // origin.block_tokens)
+        return most - most % (self.chunk_size // origin.block_tokens)
 
     async def held(
-        self, manifest: str, hashes: bytes, held: int, upto: int, origin: Origin | None
+        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
     ) -> int:
         """By one question. A chunk is there when every rank's key has a place."""
-        if origin is None:
-            return held
-        size, tokens = self.options.chunk_size, self._whole(upto, origin)
+        if origin is None or not span:
+            return span.start
+        tokens = span.stop * origin.block_tokens
         question = {
             "model_name": manifest,
-            "world_size": self.options.world_size,
-            "token_ids": memoryview(origin.ids)[: tokens * _ID_BYTES].cast("I").tolist(),
+            "world_size": self.world_size,
+            "token_ids": memoryview(origin.ids).cast("I")[:tokens].tolist(),
             "cache_salt": origin.cache_salt or "",
         }
-        sent = msgspec.json.encode(question)
-        answer = await self.peer.ask("/directory/lookup", _Answer, sent)
-        if answer.chunks != tokens // size:
-            raise StoreRefused(
-                f"the coordinator's chunks are not of {size} tokens: give its --chunk-size as "
+        answer = await peer.ask("/directory/lookup", _Answer, msgspec.json.encode(question))
+        if answer.chunks * self.chunk_size != tokens:
+            raise peer.refusal(
+                f"its chunks are not of {self.chunk_size} tokens: give its --chunk-size as "
                 "lmcache://HOST:PORT?chunk_size=TOKENS"
             )
         there: dict[str, bool] = {}
         for result in answer.results:
             name = result.key.chunk_hash_hex
-            placed = any(self.options.tier in {"any", each.tier} for each in result.placements)
+            placed = any(self.tier in {"any", each.tier} for each in result.placements)
             there[name] = there.get(name, True) and placed
-        leading = sum(takewhile(bool, there.values()))
-        return upto if leading == answer.chunks else leading * size // origin.block_tokens
-
-    def _whole(self, blocks: int, origin: Origin) -> int:
-        """Tokens of whole chunks within `blocks`."""
-        size = self.options.chunk_size
-        return blocks * origin.block_tokens // size * size
+        return sum(takewhile(bool, there.values())) * self.chunk_size // origin.block_tokens

@@ -9,7 +9,7 @@ before: one question per prompt is always right.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
@@ -24,26 +24,10 @@ if TYPE_CHECKING:
 
 BATCH_KEYS: Final = 256
 """Keys of one question: 2 ms and 80 kB of the master."""
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._:@/+-]*")
+_PLAIN: Final = r"^[A-Za-z0-9._:@/+-]*\Z"
 """Needs no escape in a URL, and is no comma."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
-
-
-class MooncakeOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The engines' topology, of which the keys consist. `tp` is of the KV, not of the engine.
-
-    `groups`: those with full attention. Others store the last blocks alone.
-    """
-
-    tp: Size = 1
-    pp: Size = 1
-    pcp: Size = 1
-    dcp: Size = 1
-    groups: Annotated[str, msgspec.Meta(pattern=r"^\d+(,\d+)*$")] = "0"
-    prefix: str = ""
-    namespace: str = ""
-    seed: str | None = None
 
 
 class _Found(msgspec.Struct):
@@ -54,51 +38,53 @@ class _Answer(msgspec.Struct):
     data: dict[str, _Found]
 
 
-@dataclass(eq=False)
-class MooncakeCatalogue:
-    """Names blocks as the engines do. A block is there when all ranks' and groups' keys are."""
+class MooncakeCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Names blocks as the engines do. A block is there when all ranks' and groups' keys are.
 
+    `tp` is of the KV, not of the engine. `groups`: those with full attention. Others store the last
+    blocks alone.
+    """
+
+    health_path: ClassVar[str] = "/batch_query_keys?keys=-"
     keeps_engines: ClassVar[bool] = True
 
-    peer: HttpPeer
-    options: MooncakeOptions
+    tp: Size = 1
+    pp: Size = 1
+    groups: Annotated[str, msgspec.Meta(pattern=r"^\d+(,\d+)*\Z")] = "0"
+    prefix: Annotated[str, msgspec.Meta(pattern=_PLAIN)] = ""
+    seed: str | None = None
 
-    def __post_init__(self) -> None:
-        of = self.options
-        self._ranks = [
-            f"{of.namespace}@tp_rank:{tp}@pcp{pcp}@dcp{tp % of.dcp}@pp_rank:{pp}@group:{group}@"
-            for tp in range(of.tp)
-            for pcp in range(of.pcp)
-            for pp in range(of.pp)
-            for group in of.groups.split(",")
-        ]
-        self._prefix = f"{of.prefix}@" if of.prefix else ""
-
-    def adopt(self, identity: Identity) -> Identity:
+    def named(self, identity: Identity) -> Identity:
         """Keys begin with the last part of the model's path; `seed` is the root of its hashes."""
-        path = (identity.model_path or "").rstrip("/")
-        root = identity.root if self.options.seed is None else root_hash(self.options.seed)
-        return replace(identity, manifest=path.rpartition("/")[2] or None, root=root)
+        name = (identity.model_path or "").rstrip("/").rpartition("/")[2]
+        manifest = f"{self.prefix}@{name}" if self.prefix else name
+        return replace(
+            identity,
+            manifest=manifest if name and re.match(_PLAIN, name) else None,
+            root=identity.root if self.seed is None else root_hash(self.seed),
+        )
 
-    def possible(self, manifest: str, upto: int, origin: Origin | None) -> int | None:
-        """All of them, if the name can stand in a URL."""
-        return upto if all(map(_PLAIN.fullmatch, self._beginnings(manifest))) else None
+    def possible(self, upto: int, origin: Origin | None) -> int:
+        """All of them."""
+        return upto
 
     async def held(
-        self, manifest: str, hashes: bytes, held: int, upto: int, origin: Origin | None
+        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
     ) -> int:
-        """By one batch of keys after the other, from the first that is not known to be there."""
-        beginnings, end = self._beginnings(manifest), held
-        while held == end < upto:
-            end = min(upto, held + max(1, BATCH_KEYS // len(beginnings)))
+        """By batches of keys, from the first block that is not known to be there."""
+        beginnings = [
+            f"{manifest}@tp_rank:{tp}@pcp0@dcp0@pp_rank:{pp}@group:{group}@"
+            for tp in range(self.tp)
+            for pp in range(self.pp)
+            for group in self.groups.split(",")
+        ]
+        held = end = span.start
+        while held == end < span.stop:
+            end = min(span.stop, held + max(1, BATCH_KEYS // len(beginnings)))
             names = (hashes[n * HASH_BYTES : (n + 1) * HASH_BYTES].hex() for n in range(held, end))
             blocks = [[beginning + name for beginning in beginnings] for name in names]
             query = ",".join(key for keys in blocks for key in keys)
-            found = (await self.peer.ask(f"/batch_query_keys?keys={query}", _Answer)).data
+            found = (await peer.ask(f"/batch_query_keys?keys={query}", _Answer)).data
             there = (all(key in found and found[key].ok for key in keys) for keys in blocks)
             held += sum(takewhile(bool, there))
         return held
-
-    def _beginnings(self, manifest: str) -> list[str]:
-        """What the keys of one block begin with."""
-        return [f"{self._prefix}{manifest}{rank}" for rank in self._ranks]

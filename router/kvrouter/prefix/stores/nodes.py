@@ -16,7 +16,7 @@ from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingRes
 from kvrouter.prefix.stores.node import Manifests, NodeView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
     from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.engines.families.base import Handoff
@@ -44,6 +44,11 @@ class NodesView:
         return [view.store for view in self._views.values()]
 
     @property
+    def away(self) -> list[str]:
+        """URLs of the nodes that are not connected."""
+        return [client.url for client in self.clients if not client.connected]
+
+    @property
     def nodes(self) -> Collection[str]:
         """See `StoreView`."""
         return self._views if len(self._views) > 1 else ()
@@ -53,10 +58,8 @@ class NodesView:
         """See `StoreView`."""
         return sum((view.counts for view in self._views.values()), Counter[str]())
 
-    def follow(self, urls: Collection[str]) -> bool:
-        """See `StoreView`."""
-        if not urls:
-            return False
+    def follow(self, urls: Iterable[str]) -> None:
+        """Ask these nodes from now on, which are one at least."""
         before, self._views = self._views, {}
         for url in urls:
             view = before.pop(url, None)
@@ -69,7 +72,6 @@ class NodesView:
             closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        return True
 
     async def start(self, wait_s: float) -> None:
         """Connect in the background; returns when all are connected, or after `wait_s`."""
@@ -82,24 +84,29 @@ class NodesView:
         """End the connections and what they hold. Idempotent."""
         await asyncio.gather(*(client.close() for client in self.clients), *self._closing)
 
-    def adopt(self, identity: Identity) -> Identity:
-        """Connectors tell manifests themselves."""
+    async def joins(self, identity: Identity) -> Identity:
+        """See `StoreView`. Connectors tell manifests themselves."""
+        if identity.manifest is not None:
+            await self.learn(identity.manifest, identity.groups)
         return identity
 
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
-        """As its connector says."""
-        return handoff.manifest, handoff.blocks
+        """As its connector says, which may name blocks otherwise than when the engine joined."""
+        joined, manifest = identity.manifest if identity else None, handoff.manifest
+        if joined and manifest and joined != manifest:
+            self.rename(joined, manifest, handoff.groups)
+        return manifest, handoff.blocks
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
-        """See `StoreView`."""
+        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
 
     def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """See `StoreView`."""
+        """An engine that joined with one manifest names its blocks by another: match those."""
         self._any.rename(joined, manifest, groups)
 
     def difference(self, one: str, other: str) -> str:
-        """See `StoreView`."""
+        """How two manifests differ, in a few words."""
         return self._any.difference(one, other)
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:

@@ -47,8 +47,6 @@ class LandingWaiter:
             if prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
             return 0
-        if prefill.manifest not in {None, manifest}:
-            self.store.rename(prefill.manifest, manifest, handoff.groups)
         hashes = self._hashes(context, handoff)
         upto = min(blocks, len(hashes) // HASH_BYTES)
         if not upto:

@@ -56,7 +56,6 @@ TOPICS: Final = {
     "Tokens": (tokenizers.tokenizer, tokenizers.chat_template),
     "The store": (
         store.store_reachable,
-        store.foreign_store,
         store.store_token,
         store.store_tls,
         store.store_room,

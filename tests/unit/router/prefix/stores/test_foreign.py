@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -35,8 +36,8 @@ async def asked() -> AsyncIterator[Callable[[FakeForeignStore], "object"]]:
         await store.stop()
 
 
-def manifest_of(view: PollingView) -> str:
-    return view.adopt(IDENTITY).manifest or ""
+async def manifest_of(view: PollingView) -> str:
+    return (await view.joins(IDENTITY)).manifest or ""
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def manifest_of(view: PollingView) -> str:
         "mooncake://host:9003?tp=0",
         "mooncake://host:9003?tp=many",
         "mooncake://host:9003?groups=all",
+        "mooncake://host:9003?prefix=a,b",
         "mooncake://host:9003?world_size=2",
         "lmcache://host:9300?tp=2",
         "lmcache://host:9300?chunk_size=-1",
@@ -76,35 +78,36 @@ def test_a_store_of_another_project_is_the_only_one(beside: str) -> None:
             store_urls(both)
 
 
-def test_an_engine_is_named_by_the_path_of_its_model() -> None:
+async def test_an_engine_is_named_by_the_path_of_its_model() -> None:
     mooncake = foreign_store("mooncake://h:1")
     lmcache = foreign_store("lmcache://h:1")
-    assert (manifest_of(mooncake), manifest_of(lmcache)) == ("model-tiny", "/models/model-tiny")
+    assert await manifest_of(mooncake) == "model-tiny"
+    assert await manifest_of(lmcache) == "/models/model-tiny"
     for view in (mooncake, lmcache):
         for other in (Identity(("m",), family="store"), Identity(("m",), family="sglang")):
-            assert view.adopt(other).manifest is None
+            assert (await view.joins(other)).manifest is None
 
 
-def test_a_seed_is_the_root_of_hashes() -> None:
+async def test_a_seed_is_the_root_of_hashes() -> None:
     view = foreign_store("mooncake://h:1?seed=0")
-    domain = view.adopt(IDENTITY).domain
+    domain = (await view.joins(IDENTITY)).domain
     assert domain is not None
     assert domain.root == root_hash("0") != root_hash(None)
 
 
 async def test_keys_name_every_rank_and_group(asked: Callable) -> None:  # type: ignore[type-arg]
     """As `PoolKey` in store/data.py of vLLM 0.32 spells them."""
-    options = "?tp=2&dcp=2&pp=2&groups=0,3&prefix=blue&namespace=@store_tp:2"
+    options = "?tp=2&pp=2&groups=0,3&prefix=blue"
     store, prompt = FakeMaster(options), Prompt()
     view = await asked(store)
     store.keys = {
-        f"blue@model-tiny@store_tp:2@tp_rank:{tp}@pcp0@dcp{tp}@pp_rank:{pp}@group:{group}"
+        f"blue@model-tiny@tp_rank:{tp}@pcp0@dcp0@pp_rank:{pp}@group:{group}"
         f"@{prompt.hashes[:32].hex()}"
         for tp in range(2)
         for pp in range(2)
         for group in (0, 3)
     }
-    assert (await view.match(manifest_of(view), prompt.hashes)).blocks == 1
+    assert (await view.match(await manifest_of(view), prompt.hashes)).blocks == 1
 
 
 async def test_a_long_prompt_takes_a_question_per_batch(asked: Callable) -> None:  # type: ignore[type-arg]
@@ -122,12 +125,10 @@ async def test_a_long_prompt_takes_a_question_per_batch(asked: Callable) -> None
     assert store.questions == 4
 
 
-async def test_a_model_whose_name_would_break_the_query_has_no_keys(asked: Callable) -> None:  # type: ignore[type-arg]
-    store = FakeMaster()
-    view = await asked(store)
-    for name in ("a,b", "a b", "a&b", "a%20b", "ü", "a#b", ""):
-        assert (await view.match(name, Prompt().hashes)).blocks == 0
-    assert store.questions <= 1  # of the empty name, which is an odd one but breaks nothing
+async def test_a_model_whose_name_would_break_the_query_has_none() -> None:
+    view = foreign_store("mooncake://h:1?prefix=blue")
+    for path in ("/a,b", "/a b", "/a&b", "/a%20b", "/ü", "/a#b", "/a\n", "/", None):
+        assert (await view.joins(replace(IDENTITY, model_path=path))).manifest is None
 
 
 async def test_lmcache_holds_whole_chunks_and_no_adapters(asked: Callable) -> None:  # type: ignore[type-arg]
@@ -135,23 +136,12 @@ async def test_lmcache_holds_whole_chunks_and_no_adapters(asked: Callable) -> No
     view = await asked(store)
     landing = await view.wait("/m", prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
+    odd = Origin(prompt.origin.ids, 48, None, None)  # blocks that fill no chunk
+    assert (await view.match("/m", prompt.hashes, odd)).blocks == 0
     adapted = Prompt(adapter=("a", "/adapters/a"))
     assert (await view.match("/m", adapted.hashes, adapted.origin)).blocks == 0
     assert (await view.match("/m", adapted.hashes)).blocks == 0
     assert store.questions == 0
-
-
-async def test_chunks_need_not_be_whole_blocks(asked: Callable) -> None:  # type: ignore[type-arg]
-    store, prompt = FakeCoordinator("?chunk_size=24", 24), Prompt()
-    view = await asked(store)
-    said = {"model_name": "/m", "world_size": 1, "cache_salt": ""}
-    for key in store.keys_of({**said, "token_ids": prompt.ids[:72]}):
-        store.hold(key)
-    assert (await view.match("/m", prompt.hashes, prompt.origin)).blocks == 72 // BLOCK_TOKENS
-    for key in store.keys_of({**said, "token_ids": prompt.ids}):
-        store.hold(key)
-    landing = await view.wait("/m", prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
-    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
 
 
 async def test_chunks_of_another_size_are_refused_with_the_remedy(
@@ -160,9 +150,10 @@ async def test_chunks_of_another_size_are_refused_with_the_remedy(
 ) -> None:
     view = await asked(FakeCoordinator("?chunk_size=64", 32))
     prompt = Prompt()
-    assert (await view.match("/m", prompt.hashes, prompt.origin)).blocks == 0
-    assert view.counts == {"match_failed": 1}
-    assert "chunk_size=TOKENS" in caplog.text
+    for _ in range(3):
+        assert (await view.match("/m", prompt.hashes, prompt.origin)).blocks == 0
+    assert view.counts == {"match_failed": 3}
+    assert caplog.text.count("chunk_size=TOKENS") == 1
 
 
 async def test_a_question_of_some_megabytes_is_asked(asked: Callable) -> None:  # type: ignore[type-arg]
@@ -178,10 +169,10 @@ async def test_a_question_of_some_megabytes_is_asked(asked: Callable) -> None:  
 async def test_more_tokens_than_the_coordinator_takes_are_not_asked_for(asked: Callable) -> None:  # type: ignore[type-arg]
     store = FakeCoordinator()
     view = await asked(store)
-    many = 1_000_192  # whole chunks
-    origin = Origin(bytes(4 * many), 64, None, None)
+    many = 1_500_160
+    origin = Origin((array("I", [7]) * many).tobytes(), 64, None, None)
     assert (await view.match("/m", bytes(32 * (many // 64)), origin)).blocks == 0
-    assert store.questions == 0
+    assert len(store.bodies[0]["token_ids"]) == 1_000_000 // 256 * 256
 
 
 @pytest.mark.parametrize("kind", [FakeMaster, FakeCoordinator])
@@ -210,7 +201,7 @@ async def test_what_cannot_be_used_matches_nothing(
     store, prompt = kind("?chunk_size=32" if kind is FakeCoordinator else ""), Prompt()
     view = await asked(store)
     store.garbage = garbage
-    assert (await view.match(manifest_of(view), prompt.hashes, prompt.origin)).blocks == 0
+    assert (await view.match(await manifest_of(view), prompt.hashes, prompt.origin)).blocks == 0
     assert view.peer.connected is not away
     assert view.counts == {"match_failed": 1}
 

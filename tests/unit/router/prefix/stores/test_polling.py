@@ -2,16 +2,17 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pytest
 from tests.unit.router.conftest import Clock
 
-from kvrouter.engines.engine import CacheGroup, Identity
+from kvrouter.engines.engine import Identity
 from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
 from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
-from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
+from kvrouter_store.errors import KVStoreError, StoreUnavailable
 
 HASHES = bytes(32 * 4)
 
@@ -27,29 +28,36 @@ class Script:
         held_s: how many blocks it was told to hold.
     """
 
+    health_path: ClassVar[str] = "/"
+    keeps_engines: ClassVar[bool] = True
+
     clock: Clock
     at_s: list[float] = field(default_factory=list)
     fails: KVStoreError | None = None
-    keeps_engines: bool = True
-    unnamed: bool = False
     asked_s: list[float] = field(default_factory=list)
     held_s: list[int] = field(default_factory=list)
 
-    def adopt(self, identity: Identity) -> Identity:
+    def named(self, identity: Identity) -> Identity:
         return replace(identity, manifest="its own")
 
-    def possible(self, manifest: str, upto: int, origin: Origin | None) -> int | None:
-        return None if self.unnamed else min(upto, 4)
+    def possible(self, upto: int, origin: Origin | None) -> int:
+        return min(upto, 4)
 
     async def held(
-        self, manifest: str, hashes: bytes, held: int, upto: int, origin: Origin | None
+        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
     ) -> int:
         self.asked_s.append(self.clock.now)
-        self.held_s.append(held)
+        self.held_s.append(span.start)
         await asyncio.sleep(0)
         if self.fails is not None:
             raise self.fails
         return sum(at <= self.clock.now for at in self.at_s)
+
+
+class Beside(Script):
+    """Engines do without it."""
+
+    keeps_engines: ClassVar[bool] = False
 
 
 def view_of(script: Script) -> PollingView:
@@ -57,7 +65,7 @@ def view_of(script: Script) -> PollingView:
         script.clock.pass_s(seconds)
         await asyncio.sleep(0)
 
-    return PollingView(HttpPeer("", "", ""), script, script.clock, sleep)
+    return PollingView(HttpPeer("", ""), script, script.clock, sleep)
 
 
 async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
@@ -86,24 +94,19 @@ async def test_a_landing_is_seen_at_the_next_poll(clock: Clock) -> None:
     assert clock.now - begun_s < 0.04
 
 
-async def test_all_landings_together_poll_so_often_and_no_more(clock: Clock) -> None:
+async def test_the_more_landings_are_awaited_the_longer_are_their_pauses(clock: Clock) -> None:
     begun_s = clock.now
     script = Script(clock)
     view = view_of(script)
-    turns = [await wait(view, deadline_s=0.0) for _ in range(3)]
-    assert {turn.outcome for turn in turns} == {LandingOutcome.TIMEOUT}
-    assert len(script.asked_s) == 1  # the others had no turn before their deadlines
-    clock.pass_s(10.0)
-    begun_s, before = clock.now, len(script.asked_s)
     await asyncio.gather(*(wait(view, deadline_s=1.0) for _ in range(100)))
-    polls = len(script.asked_s) - before
-    assert 100 <= polls <= POLLS_PER_S * (clock.now - begun_s) + 2
+    assert 100 <= len(script.asked_s) <= 100 + POLLS_PER_S * (clock.now - begun_s)
+    assert script.asked_s[:100] == [begun_s] * 100
 
 
 async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
     begun_s = clock.now
     needed = view_of(Script(clock, fails=StoreUnavailable("away")))
-    beside = view_of(Script(clock, fails=StoreUnavailable("away"), keeps_engines=False))
+    beside = view_of(Beside(clock, fails=StoreUnavailable("away")))
     lost, counted = await wait(needed), await wait(beside)
     assert (lost.outcome, lost.blocks) == (LandingOutcome.STORE_AWAY, 0)
     assert (counted.outcome, counted.blocks) == (LandingOutcome.STORE_AWAY, 4)  # as promised
@@ -118,49 +121,23 @@ async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
     assert view.counts == {"match_failed": 1}
 
 
-async def test_a_refusal_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    view = view_of(Script(clock, fails=StoreRefused("give chunk_size=64")))
-    for _ in range(3):
-        await view.match("m", HASHES)
-        await wait(view)
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "give chunk_size=64"
-    ]
-
-
-async def test_what_has_no_name_in_the_store_is_not_awaited(clock: Clock) -> None:
-    view = view_of(Script(clock, unnamed=True))
-    landing = await wait(view)
-    assert (landing.outcome, landing.blocks) == (LandingOutcome.UNKNOWN_MANIFEST, 4)
-    assert await view.match("m", HASHES) == NOTHING_HELD
-
-
 async def test_what_a_store_never_holds_is_not_missed(clock: Clock) -> None:
     script = Script(clock, [clock.now] * 4)
     landing = await wait(view_of(script), upto=6)  # two blocks more than whole chunks
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 6)
 
 
-async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -> None:
-    script = Script(clock)
-    assert (await wait(view_of(script), upto=0)).outcome is LandingOutcome.LANDED
-    assert script.asked_s == []
-
-
-async def test_manifests_are_names_alone(clock: Clock) -> None:
+async def test_only_engines_that_can_be_asked_for_get_a_name(clock: Clock) -> None:
     view = view_of(Script(clock))
-    await view.learn("one", (CacheGroup("x"),))
-    view.rename("one", "other", ())
-    assert view.difference("one", "other") == "manifests one and other"
     joined = Identity(("m",), block_tokens=16, family="store")
-    assert view.adopt(joined).manifest == "its own"
+    assert (await view.joins(joined)).manifest == "its own"
     for other in (replace(joined, family="nixl"), replace(joined, block_tokens=None)):
-        assert view.adopt(other).manifest is None
+        assert (await view.joins(other)).manifest is None
 
 
-def test_all_blocks_that_another_engine_can_load_are_promised(clock: Clock) -> None:
+async def test_all_blocks_that_another_engine_can_load_are_promised(clock: Clock) -> None:
     view, joined = view_of(Script(clock)), Identity(("m",), block_tokens=16, family="store")
-    adopted = view.adopt(joined)
+    adopted = await view.joins(joined)
     for tokens, blocks in ((None, 0), (0, 0), (16, 0), (17, 1), (32, 1), (33, 2)):
         promised = view.promised(Handoff(prompt_tokens=tokens), adopted)
         assert promised == ("its own", blocks)
