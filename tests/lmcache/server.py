@@ -55,6 +55,20 @@ def start_lmcache(
     return Service.start(name, command, folder)
 
 
+def start_coordinator(
+    python: Path, environment: dict[str, str], folder: Path, chunk_tokens: int, port: int = 0
+) -> Service:
+    """The coordinator of servers; it may not be ready yet."""
+    port = port or free_port()
+    words = [
+        *("coordinator", "--host", "127.0.0.1", "--port", port),
+        *("--chunk-size", chunk_tokens, "--disable-metrics"),
+    ]
+    service = start_lmcache("coordinator", python, environment, folder, words)
+    service.http = f"127.0.0.1:{port}"
+    return service
+
+
 def start_server(
     name: str,
     python: Path,

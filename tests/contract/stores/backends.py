@@ -3,22 +3,26 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 import pytest
 from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
 from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.stall import stall
+from tests.lmcache.server import own_environment, start_coordinator
 from tests.vllm.engines import free_port
 
 from kvrouter.engines.engine import Identity
 from kvrouter.prefix.stores.base import Origin
 from kvrouter_store.identity.chain import hash_tokens, root_hash
+
+if TYPE_CHECKING:
+    from tests.vllm.services import Service
 
 BLOCK_TOKENS = 16
 CHUNK_BLOCKS = 2  # of LMCache
@@ -26,7 +30,6 @@ BLOCKS = 8
 RANKS = 2
 MODEL = "/models/model-tiny"
 IDENTITY = Identity(("m",), block_tokens=BLOCK_TOKENS, family="store", model_path=MODEL)
-READY_S = 60.0
 KINDS = (
     "fake master",
     "fake coordinator",
@@ -140,56 +143,6 @@ def question_of(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-class Process:
-    """A real server with its log in `folder`, to be killed, stalled and started again."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.log = folder / f"{name}.log"
-        self.running: subprocess.Popen[bytes] | None = None
-
-    def start(self, command: list[Any], **environment: str) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            self.running = subprocess.Popen(
-                list(map(str, command)),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-            )
-        return self.running
-
-    def signal(self, number: int) -> None:
-        assert self.running is not None
-        self.running.send_signal(number)
-
-    def stall(self) -> None:
-        """SIGSTOP; returns when no thread of it runs any more."""
-        self.signal(signal.SIGSTOP)
-        assert self.running is not None
-        os.waitpid(self.running.pid, os.WUNTRACED)
-
-    def kill(self) -> None:
-        process, self.running = self.running, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-
-    async def until_answered(self, url: str) -> None:
-        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
-            while True:
-                assert self.running is not None
-                assert self.running.poll() is None, self.log.read_text()
-                try:
-                    async with session.get(url) as answer:
-                        if answer.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.05)
-
-
 class MooncakeBackend:
     """A real master, and a client of Mooncake's that lends it memory and puts keys."""
 
@@ -236,9 +189,9 @@ class LmcacheBackend:
     """A real coordinator, which gets the events that a multiprocess server would send it."""
 
     def __init__(self, folder: Path) -> None:
-        self.python = os.environ["KVROUTER_LMCACHE_PYTHON"]
+        self.folder = folder
         self.port = free_port()
-        self.coordinator = Process(folder, "coordinator")
+        self.running: Service | None = None
         self.sequence = 0
 
     @property
@@ -247,16 +200,10 @@ class LmcacheBackend:
         return f"lmcache://127.0.0.1:{self.port}?world_size={RANKS}&chunk_size={tokens}"
 
     async def start(self) -> None:
-        quiet = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-        self.coordinator.start(
-            [
-                *(self.python, "-m", "lmcache.cli.main", "coordinator", "--disable-metrics"),
-                *("--host", "127.0.0.1", "--port", self.port),
-                *("--chunk-size", CHUNK_BLOCKS * BLOCK_TOKENS),
-            ],
-            **quiet,
-        )
-        await self.coordinator.until_answered(f"http://127.0.0.1:{self.port}/healthz")
+        python, tokens = Path(os.environ["KVROUTER_LMCACHE_PYTHON"]), CHUNK_BLOCKS * BLOCK_TOKENS
+        given = python, own_environment(), self.folder, tokens, self.port
+        self.running = service = start_coordinator(*given)
+        await asyncio.to_thread(service.wait_http, service.http, "/healthz")
         self.sequence = 0
 
     async def hold(
@@ -293,15 +240,19 @@ class LmcacheBackend:
             return found
 
     async def kill(self) -> None:
-        self.coordinator.kill()
+        service, self.running = self.running, None
+        if service is not None:
+            service.kill()
 
     async def mend(self) -> None:
-        if self.coordinator.running is None:
+        if self.running is None:
             await self.start()
-        self.coordinator.signal(signal.SIGCONT)
+        else:
+            self.running.process.send_signal(signal.SIGCONT)
 
     async def stall(self) -> None:
-        self.coordinator.stall()
+        assert self.running is not None
+        stall(self.running.process.pid)
 
     async def close(self) -> None:
         await self.kill()
