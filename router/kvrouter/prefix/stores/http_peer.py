@@ -98,12 +98,12 @@ class HttpPeer:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_S),
             ) as answer:
-                content = await read_bounded(answer, MAX_ANSWER_BYTES, StoreUnavailable)
+                content = await read_bounded(answer, MAX_ANSWER_BYTES, self.refusal)
             if answer.status == 200:
                 return msgspec.json.decode(content, type=kind)
         except TimeoutError:
             raise self._lost(f"no answer within {ANSWER_S:g} s") from None
-        except (aiohttp.ClientError, ValueError, RecursionError, StoreUnavailable) as error:
+        except (aiohttp.ClientError, ValueError, RecursionError) as error:
             raise self._lost(str(error) or type(error).__name__) from None
         told = f"{path.partition('?')[0]} answers {answer.status}: {content[:200]!r}"
         refused = 400 <= answer.status < 500 and path != self.health_path

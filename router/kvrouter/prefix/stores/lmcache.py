@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.http_peer import HttpPeer
-
-MAX_TOKENS: Final = 1_000_000
-"""The coordinator refuses more."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
@@ -62,8 +59,7 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Those in whole chunks, which LMCache has of whole blocks only."""
         if origin is None or origin.adapter is not None or self.chunk_size % origin.block_tokens:
             return 0
-        most = min(upto, MAX_TOKENS // origin.block_tokens)
-        return most - most % (self.chunk_size // origin.block_tokens)
+        return upto - upto % (self.chunk_size // origin.block_tokens)
 
     async def held(
         self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None

@@ -100,12 +100,11 @@ class PollingView:
         span = range(self.catalogue.possible(len(hashes) // HASH_BYTES, origin))
         try:
             async with asyncio.timeout(MATCH_S):
-                return StoreMatch(
-                    await self.catalogue.held(self.peer, manifest, hashes, span, origin)
-                )
+                blocks = await self.catalogue.held(self.peer, manifest, hashes, span, origin)
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return NOTHING_HELD
+        return StoreMatch(blocks)
 
     async def wait(
         self,
