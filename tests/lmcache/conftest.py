@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from tests.lmcache.process import AdapterProcess
-from tests.vllm.engines import OFFLINE
+from tests.lmcache.server import own_environment
 from tests.vllm.install import install_into
 from tests.vllm.services import Service, start_store
 
 HOW = "set KVROUTER_LMCACHE_PYTHON to the python that tests/lmcache/make_env.sh prints"
 INSIDE = Path(__file__).parent / "inside" / "adapter.py"
-LMCACHE = {**OFFLINE, "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +33,8 @@ def lmcache_python() -> Path:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """For processes of LMCache: nothing of it leaves this machine."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("KVROUTER")}
-    site = os.environ.get("KVROUTER_VLLM_SITE")
-    return {**kept, **LMCACHE, **({"PYTHONPATH": site} if site else {})}
+    """See `own_environment`."""
+    return own_environment()
 
 
 @pytest.fixture(scope="session")

@@ -4,49 +4,23 @@ Engine A computes; engine B takes A's KV from the node. The tokens must be those
 under another cache_salt.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fakes.store import eventually
-from tests.lmcache.process import plugin
+from tests.lmcache.server import CHUNK_TOKENS, Server, start_engine, start_server
 from tests.lmcache.spoil import spoil
-from tests.vllm.asking import Answer, Question, answer, token_prompt
-from tests.vllm.engines import Engine, EngineOptions, ask, free_port, running
-from tests.vllm.models import TINY, model_folder
+from tests.vllm.asking import Answer, Question, token_prompt
+from tests.vllm.engines import running
 from tests.vllm.services import Service, start_store
 
-CHUNK_TOKENS = 64
 STORED_S = 30.0
 LENGTHS = (100, 333, 1000, 2000)
 pytestmark = [pytest.mark.lmcache, pytest.mark.timeout(900)]
-
-
-@dataclass
-class Server:
-    """An LMCache server, and the engine on it."""
-
-    service: Service
-    port: int
-    engine: Engine | None = None
-
-    def status(self) -> dict[str, Any]:
-        """Of its adapter, by LMCache's /status."""
-        status, body = ask(self.service.http, "GET", "/status", None, 10.0)
-        assert status == 200
-        (found,) = json.loads(body)["storage_manager"]["l2_adapters"]
-        assert isinstance(found, dict)
-        return found
-
-    def ask(self, question: Question) -> Answer:
-        """Have its engine answer."""
-        assert self.engine is not None
-        return answer(self.engine.address, question)
 
 
 @dataclass
@@ -75,47 +49,6 @@ class Fleet:
         port = int(self.store.address.rpartition(":")[2])
         self.store = start_store(self.store.log.parent, port=port, name="store-again")
         self.cleanup.callback(self.store.stop)
-
-
-def start_server(
-    name: str, python: Path, environment: dict[str, str], url: str, folder: Path
-) -> Server:
-    port, http_port = free_port(), free_port()
-    words = [f"{key}={value}" for key, value in environment.items()]
-    command = [
-        *("env", "-i", *words, python, "-m", "lmcache.cli.main", "server"),
-        *("--host", "127.0.0.1", "--port", port),
-        *("--http-host", "127.0.0.1", "--http-port", http_port),
-        *("--chunk-size", CHUNK_TOKENS, "--l1-size-gb", "0.25", "--eviction-policy", "LRU"),
-        *("--disable-observability", "--supported-transfer-mode", "engine_driven"),
-        *("--l2-adapter", json.dumps(plugin(url=url))),
-    ]
-    service = Service.start(name, command, folder)
-    service.http = f"127.0.0.1:{http_port}"
-    return Server(service, port)
-
-
-def start_engine(
-    server: Server, core: str, python: Path, environment: dict[str, str], folder: Path
-) -> Engine:
-    transfer = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": server.port,
-        },
-    }
-    options = EngineOptions(
-        f"{server.service.name}-engine",
-        model_folder(TINY, python),
-        core,
-        transfer,
-        environment={**environment, "PYTHONHASHSEED": "0"},
-    )
-    server.engine = Engine.start(python, options, folder, None)
-    return server.engine
 
 
 @pytest.fixture(scope="module")

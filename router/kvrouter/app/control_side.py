@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvrouter.control.page.board import Board
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
-    from kvrouter.prefix.stores.nodes import NodesView
+    from kvrouter.prefix.stores.base import StoreView
     from kvrouter_store.log import LogWriter
 
 
@@ -60,7 +60,7 @@ def make_control_side(
         core.pool,
         core.metrics,
         asked=started.is_set,
-        store_lacks=lambda: _lacks(core.nodes) if core.nodes is not None else [],
+        store_lacks=lambda: _lacks(core.store) if core.store is not None else [],
         aliases=lambda: core.models.aliases,
         draining=lambda: server.draining,
         admin=settings.admin,
@@ -86,14 +86,14 @@ def make_control_side(
     return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
 
 
-def _lacks(nodes: NodesView) -> list[str]:
-    if not nodes.nodes:
-        return ["the store is not connected"] if nodes.away else []
-    return [f"the store node {url} is not connected" for url in nodes.away]
+def _lacks(store: StoreView) -> list[str]:
+    if not store.nodes:
+        return ["the store is not connected"] if store.away else []
+    return [f"the store node {url} is not connected" for url in store.away]
 
 
 def _sources(core: Core, members: Members, board: Board, events: Events, status: Status) -> Sources:
-    nodes, queue_wait, engine_wait = core.nodes, core.queue_wait, core.engine_wait
+    store, queue_wait, engine_wait = core.store, core.queue_wait, core.engine_wait
     return Sources(
         pool=core.pool,
         metrics=core.metrics,
@@ -109,7 +109,7 @@ def _sources(core: Core, members: Members, board: Board, events: Events, status:
             waiting_for_engine=engine_wait.waiting,
             queue_size=engine_wait.size,
         ),
-        stores=StoreWatches(lambda: nodes.clients if nodes is not None else ()),
+        stores=StoreWatches(lambda: store.clients if store is not None else ()),
         policy=core.settings.policy,
     )
 
@@ -135,8 +135,7 @@ def readings(
     counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
     if core.store is not None:
         counts["store_view"] = core.store.counts
-    if core.nodes is not None:
-        yield from store_gauges(core.nodes)
+        yield from store_gauges(core.store)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait

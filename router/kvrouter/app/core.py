@@ -19,6 +19,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
@@ -52,7 +53,7 @@ class Core:
     hash_cache: HashCache
     index: PrefixIndex
     tracker: CacheTracker | None  # None: no KV events are taken
-    nodes: NodesView | None  # of the store
+    nodes: NodesView | None  # of the store; None: there is none, or it is of another project
     store: StoreView | None
     queue_wait: QueueWait
     gates: ModelGates
@@ -89,7 +90,8 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    nodes = _nodes(settings) if settings.store else None
+    nodes = _nodes(settings) if settings.store_nodes else None
+    foreign = foreign_store(settings.store[0]) if settings.store and nodes is None else None
     return Core(
         settings=settings,
         metrics=metrics,
@@ -107,7 +109,7 @@ def make_core(settings: RouterSettings) -> Core:
         index=index,
         tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
         nodes=nodes,
-        store=nodes,
+        store=nodes or foreign,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),

@@ -59,8 +59,8 @@ class App:
             OSError: an address cannot be bound.
         """
         settings, core, members = self.settings, self.core, self.members
-        if core.nodes is not None:
-            await core.nodes.start(STORE_WAIT_S)
+        if core.store is not None:
+            await core.store.start(STORE_WAIT_S)
         caches = bounds({"kv_index": core.index, **self.caches})
         log.info("memory at most: %s, bodies %s", caches, settings.max_body_memory.human_readable())
         core.access.advise(settings.host, plain=not settings.ssl_certfile)
@@ -90,7 +90,7 @@ class App:
         if members.intake is not None:
             members.intake.close()
         core.tokens.close()
-        remotes = (self.snapshots, services.canary, services.releases, core.nodes)
+        remotes = (self.snapshots, services.canary, services.releases, core.store)
         for remote in (*remotes, members.group, members.redis):
             if remote is not None:
                 await remote.close()

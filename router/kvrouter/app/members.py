@@ -46,14 +46,14 @@ def make_members(core: Core) -> Members:
     Raises:
         OSError: `--kv-events-bind` cannot be bound.
     """
-    settings, pool, store = core.settings, core.pool, core.store
+    settings, pool, nodes = core.settings, core.pool, core.nodes
     url, prefix = settings.redis.get_secret_value(), settings.redis_prefix
     redis = RedisClient(url) if url else None
     context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports))
     sources = [make_source(text, context) for text in settings.discovery]
     prober = _make_prober(core, context)
     fleet, flags = Fleet(pool, prober), FlagsSource(settings.engines)
-    compatibility = CompatibilityMonitor(pool, store.difference if store else digests_differ)
+    compatibility = CompatibilityMonitor(pool, nodes.difference if nodes else digests_differ)
     _follow_pool(core, compatibility)
     intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
     pool.on_remove(partial(_forget, core, intake))
@@ -81,14 +81,13 @@ def _make_prober(core: Core, context: SourceContext) -> Prober:
         rank_counts=settings.rank_counts,
         try_priority=settings.prefill_priority == "auto",
     )
-    learn = store.learn if store is not None else None
     return Prober(
         core.pool,
         client,
         detector,
         interval_s=settings.health_interval_s,
         failed_checks=settings.health_failure_threshold,
-        learn=learn,
+        joins=store.joins if store is not None else None,
     )
 
 

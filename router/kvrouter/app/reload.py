@@ -127,14 +127,14 @@ class LiveSettings:
 
     def _stays(self, name: str) -> bool:
         """Whether it is `store`, and the router began without a store or is to have none."""
-        return name == "store" and not (self.core.nodes and self.now.store)
+        return name == "store" and not (self.core.nodes and self.now.store_nodes)
 
     def _follow_limits(self, after: RouterSettings) -> None:
         """Give the parts what RELOADED names; what is as it was changes nothing."""
         core, services, prober = self.core, self.services, self.members.prober
         breakers = core.pool.breaker_limits
-        if core.nodes is not None and after.store:
-            core.nodes.follow(after.store)
+        if core.nodes is not None and after.store_nodes:
+            core.nodes.follow(after.store_nodes)
         core.client.deadlines = after.deadlines
         core.admin_token.value = after.admin_token.get_secret_value()
         core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)

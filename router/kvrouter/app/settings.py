@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     model_validator,
@@ -41,6 +42,7 @@ from kvrouter.options.types import (
     unique_addresses,
 )
 from kvrouter.prefix.events.settings import KvEventSettings
+from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
 from kvrouter.routing.policies import PolicyName  # noqa: TC001 (pydantic reads it)
@@ -142,11 +144,13 @@ class RouterSettings(
         json_schema_extra={"section": "Ports and TLS"},
     )
     port: Port = Field(default=8000, description="Port to listen on; 0 takes a free one.")
-    store: StoreUrls = Field(
+    store: Annotated[StoreUrls, AfterValidator(store_urls)] = Field(
         default_factory=list,
         description="Node of the KV store that the engines' connectors use: kv://HOST:PORT, or "
-        "kvs://HOST:PORT for TLS. Give each node if there are several. Without it the router does "
-        "not wait until KV has landed; the engines' own connectors still transfer KV.",
+        "kvs://HOST:PORT for TLS. Give each node if there are several. Or a store of another "
+        "project: mooncake://HOST:PORT, the admin port of a Mooncake master, or "
+        "lmcache://HOST:PORT, LMCache's coordinator. Without it the router does not wait until KV "
+        "has landed; the engines' own connectors still transfer KV.",
         json_schema_extra={"section": "KV store"},
     )
     store_token: StoreToken = Field(
@@ -275,7 +279,7 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _store_certificates(self) -> RouterSettings:
-        for url in self.store:
+        for url in self.store_nodes:
             native_context(parse_url(url), self.store_tls)
         return self
 
@@ -333,9 +337,14 @@ class RouterSettings(
     @property
     def sent_ahead_blocks(self) -> int | None:
         """New blocks that must land before the decode leg; None: it waits for all of them."""
-        if not self.store or self.decode_dispatch == "landing":
+        if not self.store_nodes or self.decode_dispatch == "landing":
             return None
         return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
+
+    @property
+    def store_nodes(self) -> list[str]:
+        """URLs of the store's nodes; empty without a store, or with one of another project."""
+        return [url for url in self.store if not is_foreign(url)]
 
     @property
     def store_tls(self) -> ClientTls:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.prefix.stores.nodes import NodesView
+    from kvrouter.prefix.stores.base import StoreView
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -63,12 +63,12 @@ def request_gauges(
     )
 
 
-def store_gauges(nodes: NodesView) -> Iterator[Reading]:
+def store_gauges(store: StoreView) -> Iterator[Reading]:
     """Gauges of the store's nodes."""
     yield _gauge(
         "store_connected",
         "Whether the router is connected to a node of the store.",
-        lambda: (((client.url,), float(client.connected)) for client in nodes.clients),
+        lambda: (((client.url,), float(client.connected)) for client in store.clients),
         "node",
     )
 

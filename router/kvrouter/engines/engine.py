@@ -69,7 +69,7 @@ class Identity:
     models: tuple[str, ...]  # names it serves, the base model first
     max_model_len: int | None = None  # tokens of the longest sequence
     block_tokens: int | None = None
-    manifest: str | None = None  # hex digest of the parts it needs, by the store's connector
+    manifest: str | None = None  # of the parts it needs: a hex digest, or a store's own name
     root: bytes | None = None  # of its block hashes, 32 bytes; None: the default root
     adapters: tuple[tuple[str, str], ...] = ()  # (name, path) of the LoRA adapters in `models`
     refusal: str | None = None  # why its connector shares no KV; None: it shares
@@ -86,6 +86,7 @@ class Identity:
     kv_tokens: int | None = None  # that its KV cache holds, on all ranks together
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     node: str | None = None  # URL of the store node that its connector writes to
+    model_path: str | None = None  # what it was started with as its model
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -163,7 +164,7 @@ class Engine:
 
     @property
     def manifest(self) -> str | None:
-        """Hex digest of its manifest; None: unknown."""
+        """The name of its manifest; None: unknown."""
         return self.identity.manifest if self.identity else None
 
     @property

@@ -121,7 +121,8 @@ class EngineDetector:
                 raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self.model}")
             models = (self.model,)
         adapters = tuple((card.id, card.root) for card in cards if card.parent and card.root)
-        return Identity(models, cards[0].max_model_len, adapters=adapters)
+        path = cards[0].root
+        return Identity(models, cards[0].max_model_len, adapters=adapters, model_path=path)
 
     async def _family(self, pages: EnginePages) -> Family:
         """The family of an engine, as far as its pages show it."""

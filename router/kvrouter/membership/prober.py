@@ -13,7 +13,7 @@ from kvrouter.engines.families.pages import ProbeFailed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvrouter.engines.engine import CacheGroup, Engine
+    from kvrouter.engines.engine import Engine, Identity
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.detect import EngineDetector
     from kvrouter.membership.probe_client import ProbeClient
@@ -26,7 +26,7 @@ class Prober:
     """Watches engines: those that are well join the pool, the others leave it.
 
     Attributes:
-        learn: is awaited with the manifest and the cache groups of an engine before it joins.
+        joins: takes the identity of an engine before it joins, and completes it.
     """
 
     pool: EnginePool  # of the engines
@@ -34,7 +34,7 @@ class Prober:
     detector: EngineDetector  # identifies engines and checks their health
     interval_s: float  # between two health checks of one engine; may change
     failed_checks: int  # in a row, after which an engine leaves the pool; may change
-    learn: Callable[[str, tuple[CacheGroup, ...]], Awaitable[None]] | None = None
+    joins: Callable[[Identity], Awaitable[Identity]] | None = None
 
     def __post_init__(self) -> None:
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
@@ -89,8 +89,8 @@ class Prober:
 
     async def _identify(self, engine: Engine) -> None:
         identity = await self.detector.identify(engine)
-        if self.learn is not None and identity.manifest is not None:
-            await self.learn(identity.manifest, identity.groups)
+        if self.joins is not None:
+            identity = await self.joins(identity)
         log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
         self.pool.join(engine, identity)
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def split(value: Any) -> Any:
+def split(value: Any, between: str = r"[,\s]+") -> Any:
     """Split the texts of a list; `a,b` and `a b` are lists too."""
     if isinstance(value, str):
-        return value.replace(",", " ").split()
+        return [part for part in re.split(between, value) if part]
     if isinstance(value, list):
         return [
             part
             for item in value
-            for part in (split(item) if isinstance(item, str) else [str(item)])
+            for part in (split(item, between) if isinstance(item, str) else [str(item)])
         ]
     return value
 
@@ -31,11 +31,6 @@ def split(value: Any) -> Any:
 def unique_addresses(items: list[str]) -> list[str]:
     """Addresses of engines in their one form; ValueError with the remedy."""
     return list(dict.fromkeys(parse_address(item) for item in items))
-
-
-def unique_stores(items: list[str]) -> list[str]:
-    """URLs of store nodes in their one form; ValueError with the remedy."""
-    return list(dict.fromkeys(str(parse_url(item)) for item in items))
 
 
 def by_engine(items: list[str]) -> dict[str, int]:
@@ -84,6 +79,7 @@ def _called(metavar: str) -> Any:
 
 _ENGINES = r"(.*=)?\d+"
 _MODELS = r".+=\d+"
+_BEFORE_A_URL = r"[,\s]+(?=\w+://|$)"  # in which there may be commas too
 
 Texts = Annotated[list[str], BeforeValidator(split)]
 Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]
@@ -120,9 +116,8 @@ StoreTokenFile = Annotated[
     ),
 ]
 StoreUrls = Annotated[
-    Texts,
-    AfterValidator(unique_stores),
-    BeforeValidator(lambda value: value or []),  # a file may say null
+    list[str],
+    BeforeValidator(lambda value: split(value or [], _BEFORE_A_URL)),  # a file may say null
     _called("URL"),
 ]
 StoreUrl = Annotated[str | None, checked(parse_url), _called("URL")]

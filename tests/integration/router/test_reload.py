@@ -208,9 +208,10 @@ async def test_a_node_of_the_store_is_asked_once_it_is_named(
     change(here, store=[node.url])
     assert nodes is not None
     assert nodes.away == []
-    change(here, store=[])
-    assert len(nodes.clients) == 1
-    assert "--store: changed, but takes effect at the next start only" in caplog.text
+    for unlike in ([], ["mooncake://127.0.0.1:1"]):
+        change(here, store=unlike)
+        assert len(nodes.clients) == 1
+    assert caplog.text.count("--store: changed, but takes effect at the next start only") == 2
 
 
 @proves("prefill_threshold")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.foreign_stores import FakeMaster
 from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.families import Families
@@ -119,3 +120,16 @@ async def test_an_rdma_device_that_a_remote_store_does_not_use_is_reported_with_
 def plant(root: Path, name: str, text: str) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text)
+
+
+async def test_a_store_of_another_project_that_does_not_answer_is_named() -> None:
+    master = FakeMaster()
+    await master.start()
+    settings = DoctorSettings(store=[master.url])
+    setup = Setup(settings, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
+    (examine,) = (each.examine for each in CHECKS if each.name == "store-reachable")
+    assert [found async for found in examine(setup)] == []
+    await master.stop()
+    (finding,) = [found async for found in examine(setup)]
+    assert finding.subject == master.url
+    assert "does not answer" in finding.finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import StoreCard, TierCard
 from kvrouter.control.page.window import Growth
@@ -13,28 +13,17 @@ from kvrouter_store.errors import KVStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from kvrouter.prefix.stores.base import StoreClient
+
 POLL_S: Final = 2.0
-
-
-class StatsClient(Protocol):
-    """The part of `kvrouter_store.client.asyncio_client.AsyncStoreClient` that is used here."""
-
-    url: str
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-
-    async def stats(self) -> dict[str, int]:
-        """The node's gauges and counters, within the client's deadline."""
 
 
 class StoreWatches:
     """Keeps the last answers of all nodes, whose clients are not closed here."""
 
-    def __init__(self, clients: Callable[[], Iterable[StatsClient]]) -> None:
+    def __init__(self, clients: Callable[[], Iterable[StoreClient]]) -> None:
         self._clients = clients
-        self._watches: dict[StatsClient, StoreWatch] = {}
+        self._watches: dict[StoreClient, StoreWatch] = {}
 
     async def keep_polling(self) -> None:
         """Poll every `POLL_S` seconds, until cancelled."""
@@ -59,7 +48,7 @@ class StoreWatches:
 class StoreWatch:
     """Keeps the last answer of one node."""
 
-    def __init__(self, client: StatsClient, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, client: StoreClient, clock: Callable[[], float] = monotonic) -> None:
         self._client = client
         self._clock = clock
         self._stats: Mapping[str, int] = {}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from kvrouter.engines.engine import CacheGroup
+    from kvrouter.engines.engine import Identity
+    from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.groups import Leases
 
 
@@ -62,34 +63,68 @@ class LandingResult:
 
     outcome: LandingOutcome
     blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
-    lease: Leases | None = None  # on them; its owner must release it
+    lease: Leases | None = None  # on them; its owner must release it. Empty in stores without any
     node: str | None = None  # URL of the node, if it is one of several
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the block hashes of a prompt were made of, for stores that name KV in another way."""
+
+    ids: bytes  # its token ids, native uint32
+    block_tokens: int
+    cache_salt: str | None
+    adapter: tuple[str, str] | None  # name and path of the LoRA adapter
+
+
+class StoreClient(Protocol):
+    """One server of a store, as the router tells about it."""
+
+    url: str
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be asked now."""
+
+    async def stats(self) -> dict[str, int]:
+        """Its gauges and counters, if it has any; also while it is away. Raises KVStoreError."""
+
+
 class StoreView(Protocol):
-    """Asks a store about blocks of engines. Calls may be concurrent."""
+    """Asks a store about blocks of engines. Calls may be concurrent. Its owner closes it."""
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Outcomes of waits by name, and `match_failed`."""
 
     @property
+    def clients(self) -> Collection[StoreClient]:
+        """One of each of its servers."""
+
+    @property
+    def away(self) -> Collection[str]:
+        """URLs of those that are not connected."""
+
+    @property
     def nodes(self) -> Collection[str]:
         """URLs of its nodes, if it has several and each engine writes to one of them."""
 
-    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
-        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
+    async def start(self, wait_s: float) -> None:
+        """Connect in the background; returns when all is connected, or after `wait_s`."""
 
-    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """An engine that joined with one manifest names its blocks by another: match those."""
+    async def close(self) -> None:
+        """End the connections and what they hold. Idempotent."""
 
-    def difference(self, one: str, other: str) -> str:
-        """How two manifests differ, in a few words."""
+    async def joins(self, identity: Identity) -> Identity:
+        """Take note of an engine before it joins; what it is to this store."""
 
-    async def match(self, manifest: str, hashes: bytes) -> StoreMatch:
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """The manifest and the leading blocks that an engine's prefill leg puts into this store."""
+
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
-        `manifest` is a hex digest, `hashes` 32 bytes per block.
+        `manifest` is a hex digest or from `joins`, `hashes` 32 bytes per block.
         """
 
     async def wait(
@@ -102,6 +137,7 @@ class StoreView(Protocol):
         held: StoreMatch = NOTHING_HELD,
         node: str | None = None,
         lease: bool = True,
+        origin: Origin | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 

@@ -18,7 +18,9 @@ from kvrouter.prefix.stores.node import Manifests, NodeView
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
-    from kvrouter.engines.engine import CacheGroup
+    from kvrouter.engines.engine import CacheGroup, Identity
+    from kvrouter.engines.families.base import Handoff
+    from kvrouter.prefix.stores.base import Origin
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 
@@ -82,19 +84,32 @@ class NodesView:
         """End the connections and what they hold. Idempotent."""
         await asyncio.gather(*(client.close() for client in self.clients), *self._closing)
 
+    async def joins(self, identity: Identity) -> Identity:
+        """See `StoreView`. Connectors tell manifests themselves."""
+        if identity.manifest is not None:
+            await self.learn(identity.manifest, identity.groups)
+        return identity
+
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """As its connector says, which may name blocks otherwise than when the engine joined."""
+        joined, manifest = identity.manifest if identity else None, handoff.manifest
+        if joined and manifest and joined != manifest:
+            self.rename(joined, manifest, handoff.groups)
+        return manifest, handoff.blocks
+
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
-        """See `StoreView`."""
+        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
 
     def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """See `StoreView`."""
+        """An engine that joined with one manifest names its blocks by another: match those."""
         self._any.rename(joined, manifest, groups)
 
     def difference(self, one: str, other: str) -> str:
-        """See `StoreView`."""
+        """How two manifests differ, in a few words."""
         return self._any.difference(one, other)
 
-    async def match(self, manifest: str, hashes: bytes) -> StoreMatch:
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
         if len(self._views) == 1:
             return StoreMatch(await self._any.match(manifest, hashes))
@@ -114,6 +129,7 @@ class NodesView:
         held: StoreMatch = NOTHING_HELD,
         node: str | None = None,
         lease: bool = True,
+        origin: Origin | None = None,
     ) -> LandingResult:
         """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
         views, wanted = self._views, (manifest, hashes, upto, deadline_s)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
 from kvrouter.prefix.learnt import PIECE_TOKENS, LearntPrefixes
+from kvrouter.prefix.stores.base import Origin
 from kvrouter.routing.plan import Plan, RouteInputs, chosen_by, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -76,7 +77,7 @@ class InputsBuilder:
             matches, guesses = self._held(hashes)
             usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
             if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
-                prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
+                await self._match_store(prompt, usable, decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
             found = self.learnt.look(request, context.exchange.headers, context.model)
             learnt = True
@@ -144,12 +145,12 @@ class InputsBuilder:
         more = {e: n for e, n in soon.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
         return matches, {**guesses, **more} if more else guesses
 
-    async def _stored(self, hashes: bytes, decode: Sequence[Engine]) -> Mapping[str, StoreMatch]:
-        """What the store holds, by manifest of the engines."""
-        if self.store is None or not hashes:
-            return _NO_MANIFEST
-        manifests = {e.manifest for e in decode if e.manifest is not None}
-        return {m: await self.store.match(m, hashes) for m in manifests}
+    async def _match_store(self, prompt: PromptFacts, upto: int, decode: Sequence[Engine]) -> None:
+        """Note what the store holds of the first blocks, by manifest of the engines."""
+        chain = (prompt.hashes or b"")[: upto * HASH_BYTES]
+        if self.store is not None and chain:
+            manifests = {e.manifest for e in decode if e.manifest is not None}
+            prompt.stored = {m: await self.store.match(m, chain, prompt.origin) for m in manifests}
 
     def computed(self, engine: Engine, prompt: PromptFacts) -> None:
         """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""
@@ -169,10 +170,8 @@ class InputsBuilder:
 
 def _of_domain(domain: HashDomain | None, engines: Sequence[Engine]) -> Engine:
     """The first engine that names blocks so, or else the first."""
-    for engine in engines:
-        if engine.identity is not None and engine.identity.domain == domain:
-            return engine
-    return engines[0]
+    same = (e for e in engines if e.identity is not None and e.identity.domain == domain)
+    return next(same, engines[0])
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:
@@ -189,7 +188,7 @@ def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:
 def hash_prompt(
     hash_cache: HashCache, context: RequestContext, ids: bytes, domain: HashDomain
 ) -> bytes:
-    """The chain of block hashes of a prompt, 32 bytes per whole block.
+    """The chain of block hashes of a prompt, 32 bytes per whole block. Notes their origin.
 
     Args:
         hash_cache: hashes it.
@@ -197,7 +196,9 @@ def hash_prompt(
         ids: the prompt's token ids as native uint32.
         domain: what the hashes are to mean.
     """
-    return hash_cache.hashes(ids, domain, context.prompt.adapter, context.request.cache_salt)
+    adapter, salt = context.prompt.adapter, context.request.cache_salt
+    context.prompt.origin = Origin(ids, domain.block_tokens, salt, adapter)
+    return hash_cache.hashes(ids, domain, adapter, salt)
 
 
 def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics: Metrics) -> None:

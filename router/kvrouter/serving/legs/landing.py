@@ -40,24 +40,22 @@ class LandingWaiter:
         if handoff.missing:
             self.metrics.handoff_missing[()] += 1
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
-        if self.store is None or context.timing.first_s:
+        if self.store is None or context.timing.first_s or handoff.transfer_params is not None:
             return 0
-        if handoff.manifest is None or handoff.transfer_params is not None:
-            if handoff.transfer_params is None and prefill.manifest is not None:
+        manifest, blocks = self.store.promised(handoff, prefill.identity)
+        if manifest is None:
+            if prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
             return 0
-        if prefill.manifest not in {None, handoff.manifest}:
-            self.store.rename(prefill.manifest, handoff.manifest, handoff.groups)
         hashes = self._hashes(context, handoff)
-        upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
+        upto = min(blocks, len(hashes) // HASH_BYTES)
         if not upto:
-            return self._missing(context, handoff, 0)
-        begun_s = monotonic()
-        node = handoff.node or prefill.node
-        landing = await self._awaited(context, handoff.manifest, upto, node)
+            return self._missing(context, handoff, 0) if handoff.manifest is not None else 0
+        begun_s, node = monotonic(), handoff.node or prefill.node
+        landing = await self._awaited(context, manifest, upto, node)
         if landing is None:
             chain = hashes[: upto * HASH_BYTES]
-            landing = await self._wait(context, handoff.manifest, chain, self.timeout_s, node)
+            landing = await self._wait(context, manifest, chain, self.timeout_s, node)
         context.landed(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
@@ -131,7 +129,9 @@ class LandingWaiter:
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
         held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
-        landing = await self.store.wait(manifest, chain, upto, limit_s, held=held, node=node)
+        landing = await self.store.wait(
+            manifest, chain, upto, limit_s, held=held, node=node, origin=context.prompt.origin
+        )
         context.route.landed_blocks = landing.blocks
         context.route.landed = held.landed(landing.node, landing.blocks)
         if context.timing.first_s and landing.lease is not None:

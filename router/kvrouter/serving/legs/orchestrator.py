@@ -140,7 +140,7 @@ class Orchestrator:
         if not self.landing_waiter.loadable_anywhere(context):
             return ()
         ready = self.pool.engines(Role.DECODE, context.model)
-        return loaders(ready, prefill.family, handoff.manifest)
+        return loaders(ready, prefill.family, handoff.manifest or prefill.manifest)
 
     async def _run_concurrently(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
@@ -256,10 +256,7 @@ class Orchestrator:
         if others := look():
             return on_other_servers(others, (engine for engine, _ in tried))
         ready = self.pool.engines(Role.DECODE, model)
-        if ready:
-            return (
-                [failed.engine]
-                if failed.failure is Failure.BROKEN and failed.engine in ready
-                else ()
-            )
-        return await self.engine_wait.until(look, model)
+        if not ready:
+            return await self.engine_wait.until(look, model)
+        broken = failed.failure is Failure.BROKEN and failed.engine in ready
+        return [failed.engine] if broken else ()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.prefix.groups import Leases
+    from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
     from kvrouter.routing.reservations import LegReservations
@@ -75,6 +76,7 @@ class PromptFacts:
     hashable: bool = False  # whether its hashes follow from token ids, salt and adapter alone
     adapter: tuple[str, str] | None = None  # name and path of the LoRA adapter
     hashes: bytes | None = None  # its chain of 32-byte block hashes, once they are needed
+    origin: Origin | None = None  # what these were made of
     learnt: bytes | None = None  # names of its pieces, where its block hashes are unknown
     prefilled: Request | None = None  # what the prefill leg sends instead of the request
     stored: Mapping[str, StoreMatch] | None = None  # what the store held of it, by manifest

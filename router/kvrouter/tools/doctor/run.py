@@ -75,10 +75,11 @@ def _learn(setup: Setup) -> None:
     for address, role in both_roles(named).items():
         engine = Engine(bare_address(address), role, tls=SECURE in address)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
-    setup.stores = [asyncio.create_task(learn_store(settings, url)) for url in settings.store]
-    if settings.store:
+    nodes = settings.store_nodes
+    setup.stores = [asyncio.create_task(learn_store(settings, url)) for url in nodes]
+    if nodes:
         setup.trials = asyncio.create_task(try_pairs(setup))
-    for url in settings.store:
+    for url in nodes:
         setup.later_stores.append(asyncio.create_task(_learn_store_later(setup, url)))
 
 

@@ -51,7 +51,7 @@ async def connector(setup: Setup) -> Found:
                 f"its connector shares no KV: {identity.refusal}",
                 "change the setting of the engine that the sentence names, and restart it",
             )
-        elif setup.settings.store and identity.manifest is None:
+        elif setup.settings.store_nodes and identity.manifest is None:
             yield error(
                 each.name,
                 "--store is given, but no connector of it is loaded there: its KV neither goes to "

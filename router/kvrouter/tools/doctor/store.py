@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
+from kvrouter.prefix.stores import foreign_store, is_foreign
 from kvrouter.tools.doctor.base import Found, Setup, each_node, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
@@ -55,6 +56,15 @@ async def store_reachable(setup: Setup) -> Found:
         else:
             remedy = "start it (`kvrouter store`), or correct its address and port in --store"
             yield error(url, f"it does not answer: {failure}", remedy)
+    for url in filter(is_foreign, setup.settings.store):
+        peer = foreign_store(url).peer
+        try:
+            await peer.stats()
+        except KVStoreError as failure:
+            remedy = "start it, or correct its address and port (of HTTP) in --store"
+            yield error(url, f"it does not answer: {failure}", remedy)
+        finally:
+            await peer.close()
 
 
 async def store_token(setup: Setup) -> Found:

@@ -46,6 +46,13 @@ def test_nodes_of_the_store_are_a_list_each_in_its_one_form(given: Any) -> None:
     assert settings.store == ["kv://a:1", "kvs://b:2"]
 
 
+@pytest.mark.parametrize("given", ["mooncake://m:1?groups=0,3,", ["mooncake://m:1?groups=0,3"]])
+def test_a_comma_within_a_url_is_kept(given: Any) -> None:
+    settings = load(RouterSettings, {"decode": ["a:1"], "store": given}).settings
+    assert settings.store == ["mooncake://m:1?groups=0,3"]
+    assert settings.store_nodes == []
+
+
 @pytest.mark.parametrize("given", [None, "", []])
 def test_without_a_node_there_is_no_store(given: Any) -> None:
     assert load(RouterSettings, {"decode": ["a:1"], "store": given}).settings.store == []

@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from kvrouter.engines.engine import CacheGroup, Engine, Identity, Role
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.pool import EnginePool
@@ -94,10 +94,10 @@ class Bench:
     engine: Engine
     runner: web.AppRunner
 
-    def prober(self, timeout_s: float = 5.0, learn: Any = None, **options: Any) -> Prober:
+    def prober(self, timeout_s: float = 5.0, joins: Any = None, **options: Any) -> Prober:
         client = ProbeClient(timeout_s=timeout_s)
         detector = EngineDetector(Families(), client.body, **options)
-        return Prober(self.pool, client, detector, interval_s=0.01, failed_checks=2, learn=learn)
+        return Prober(self.pool, client, detector, interval_s=0.01, failed_checks=2, joins=joins)
 
 
 @pytest.fixture
@@ -127,24 +127,32 @@ async def test_an_engine_is_identified_when_it_joins(bench: Bench) -> None:
     await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),), family="store"
+        ("m", "lora"),
+        4096,
+        32,
+        "cd" * 32,
+        ROOT,
+        (("lora", "/adapters/l"),),
+        family="store",
+        model_path="/m",
     )
     assert [probe["max_tokens"] for probe in bench.fake.probes] == [1]
 
 
-async def test_a_manifest_is_learnt_before_its_engine_joins(bench: Bench) -> None:
-    learnt: list[tuple[str, bool]] = []
+async def test_an_identity_is_completed_before_its_engine_joins(bench: Bench) -> None:
+    joined: list[tuple[str | None, bool]] = []
 
-    async def learn(manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        assert groups == ()
-        learnt.append((manifest, bench.engine.identity is not None))
+    async def joins(identity: Identity) -> Identity:
+        joined.append((identity.manifest, bench.engine.identity is not None))
+        return replace(identity, manifest="another")
 
     bench.fake.params["kvstore"]["refusal"] = "two groups"
-    prober = bench.prober(learn=learn)
+    prober = bench.prober(joins=joins)
     await first_probe(prober, bench.engine)
     await prober.close()
-    assert learnt == [("cd" * 32, False)]
+    assert joined == [("cd" * 32, False)]
     assert bench.engine.identity is not None
+    assert bench.engine.identity.manifest == "another"
     assert bench.engine.identity.refusal == "two groups"
 
 
@@ -158,7 +166,12 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
     await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),), family="store"
+        ("m", "lora"),
+        4096,
+        64,
+        adapters=(("lora", "/adapters/l"),),
+        family="store",
+        model_path="/m",
     )
 
 

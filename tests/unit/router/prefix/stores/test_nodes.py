@@ -14,6 +14,8 @@ from tests.unit.router.prefix.stores.test_node import (
     FakeWaited,
 )
 
+from kvrouter.engines.engine import Identity
+from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.results import Match
@@ -115,7 +117,7 @@ async def test_a_node_that_is_away_costs_its_own_blocks_alone(make: Make) -> Non
 async def test_a_manifest_that_one_node_knows_is_asked_for_at_no_other(make: Make) -> None:
     view, nodes = make(2, 4)
     nodes[1].registered.clear()
-    await view.learn(NAME)
+    await view.joins(Identity(("m",), manifest=NAME))
     for node in nodes:
         node.asked.clear()
     assert (await view.match(NAME, HASHES)).nodes == {A: 2, B: 4}
@@ -126,7 +128,8 @@ async def test_engines_that_rename_their_blocks_do_so_at_every_node(make: Make) 
     view, nodes = make(1, 1)
     for node in nodes:
         node.registered.append(RENEWED)
-    view.rename(NAME, RENEWED.digest.hex(), ())
+    joined, said = Identity(("m",), manifest=NAME), RENEWED.digest.hex()
+    assert view.promised(Handoff(manifest=said, blocks=2), joined) == (said, 2)
     await view.match(NAME, HASHES)
     assert [node.matched for node in nodes] == [[RENEWED], [RENEWED]]
     assert view.difference(NAME, RENEWED.digest.hex()) == "spec.weights_revision: r1 and r2"

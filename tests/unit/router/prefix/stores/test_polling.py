@@ -1,0 +1,145 @@
+"""Polls for landings: how often, how long, and what a failure means. Nothing here sleeps."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+from tests.unit.router.conftest import Clock
+
+from kvrouter.engines.engine import Identity
+from kvrouter.engines.families.base import Handoff
+from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
+from kvrouter.prefix.stores.http_peer import HttpPeer
+from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
+from kvrouter_store.errors import KVStoreError, StoreUnavailable
+
+HASHES = bytes(32 * 4)
+
+
+@dataclass
+class Script:
+    """A catalogue in which blocks appear at given times.
+
+    Attributes:
+        at_s: when each block appears.
+        fails: raised by every question.
+        asked_s: when it was asked.
+        held_s: how many blocks it was told to hold.
+    """
+
+    health_path: ClassVar[str] = "/"
+    keeps_engines: ClassVar[bool] = True
+
+    clock: Clock
+    at_s: list[float] = field(default_factory=list)
+    fails: KVStoreError | None = None
+    asked_s: list[float] = field(default_factory=list)
+    held_s: list[int] = field(default_factory=list)
+
+    def named(self, identity: Identity) -> Identity:
+        return replace(identity, manifest="its own")
+
+    def possible(self, upto: int, origin: Origin | None) -> int:
+        return min(upto, 4)
+
+    async def held(
+        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
+    ) -> int:
+        self.asked_s.append(self.clock.now)
+        self.held_s.append(span.start)
+        await asyncio.sleep(0)
+        if self.fails is not None:
+            raise self.fails
+        return sum(at <= self.clock.now for at in self.at_s)
+
+
+class Beside(Script):
+    """Engines do without it."""
+
+    keeps_engines: ClassVar[bool] = False
+
+
+def view_of(script: Script) -> PollingView:
+    async def sleep(seconds: float) -> None:
+        script.clock.pass_s(seconds)
+        await asyncio.sleep(0)
+
+    return PollingView(HttpPeer("", ""), script, script.clock, sleep)
+
+
+async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
+    return await view.wait("m", HASHES, upto, deadline_s)
+
+
+async def test_pauses_between_polls_grow_and_stay_short(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock, [begun_s] * 3)
+    landing = await wait(view_of(script))
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 3)
+    pauses = [b - a for a, b in zip(script.asked_s, script.asked_s[1:], strict=False)]
+    assert script.asked_s[0] == begun_s
+    assert pauses[:3] == pytest.approx([0.005, 0.01, 0.02])
+    assert max(pauses) == pytest.approx(LONGEST_PAUSE_S)
+    assert script.asked_s[-1] == pytest.approx(begun_s + 2.0)
+    assert len(script.asked_s) < 20
+    assert script.held_s == [0] + [3] * (len(script.asked_s) - 1)
+
+
+async def test_a_landing_is_seen_at_the_next_poll(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock, [begun_s, begun_s, begun_s, begun_s + 0.03])
+    landing = await wait(view_of(script))
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
+    assert clock.now - begun_s < 0.04
+
+
+async def test_the_more_landings_are_awaited_the_longer_are_their_pauses(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock)
+    view = view_of(script)
+    await asyncio.gather(*(wait(view, deadline_s=1.0) for _ in range(100)))
+    assert 100 <= len(script.asked_s) <= 100 + POLLS_PER_S * (clock.now - begun_s)
+    assert script.asked_s[:100] == [begun_s] * 100
+
+
+async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
+    begun_s = clock.now
+    needed = view_of(Script(clock, fails=StoreUnavailable("away")))
+    beside = view_of(Beside(clock, fails=StoreUnavailable("away")))
+    lost, counted = await wait(needed), await wait(beside)
+    assert (lost.outcome, lost.blocks) == (LandingOutcome.STORE_AWAY, 0)
+    assert (counted.outcome, counted.blocks) == (LandingOutcome.STORE_AWAY, 4)  # as promised
+    assert lost.lease is counted.lease is None
+    assert clock.now == begun_s
+    assert needed.counts == {"store_away": 1}
+
+
+async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
+    view = view_of(Script(clock, fails=StoreUnavailable("away")))
+    assert await view.match("m", HASHES) == NOTHING_HELD
+    assert view.counts == {"match_failed": 1}
+
+
+async def test_what_a_store_never_holds_is_not_missed(clock: Clock) -> None:
+    script = Script(clock, [clock.now] * 4)
+    landing = await wait(view_of(script), upto=6)  # two blocks more than whole chunks
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 6)
+
+
+async def test_only_engines_that_can_be_asked_for_get_a_name(clock: Clock) -> None:
+    view = view_of(Script(clock))
+    joined = Identity(("m",), block_tokens=16, family="store")
+    assert (await view.joins(joined)).manifest == "its own"
+    for other in (replace(joined, family="nixl"), replace(joined, block_tokens=None)):
+        assert (await view.joins(other)).manifest is None
+
+
+async def test_all_blocks_that_another_engine_can_load_are_promised(clock: Clock) -> None:
+    view, joined = view_of(Script(clock)), Identity(("m",), block_tokens=16, family="store")
+    adopted = await view.joins(joined)
+    for tokens, blocks in ((None, 0), (0, 0), (16, 0), (17, 1), (32, 1), (33, 2)):
+        promised = view.promised(Handoff(prompt_tokens=tokens), adopted)
+        assert promised == ("its own", blocks)
+    assert view.promised(Handoff(prompt_tokens=33), joined) == (None, 2)
+    assert view.promised(Handoff(prompt_tokens=33), None) == (None, 0)
