@@ -52,6 +52,7 @@ void a_block_is_told_when_it_is_whole() {
   Fed fed;
   Client client = Client::tcp(fed.server.port());
   client.greet();
+  CHECK(fed.take().empty());
   client.put(1, 2);
   const auto changes = fed.take();
   CHECK(changes.size() == 2 && !fed.lost);
@@ -118,6 +119,22 @@ void a_restarted_feed_tells_all_that_there_is() {
   for (uint32_t i = 1; i <= 5; ++i) CHECK(told(all, i, true));
 }
 
+void blocks_that_are_whole_by_a_later_manifest_are_told_once() {
+  Fed fed;
+  Client client = Client::tcp(fed.server.port());
+  client.greet();
+  client.put(1, 2);
+  fed.take();
+  const RegisterRequest later{name(1), name(9), "engine", "", "doc", {{name(3), kPartBytes}}};
+  client.ask<RegisterReply>(Op::kRegister, later);
+  const auto changes = fed.take();
+  CHECK(std::ranges::count_if(changes, [](const BlockChange& change) {
+          return change.stored && change.manifest == name(9);
+        }) == 2);
+  client.ask<RegisterReply>(Op::kRegister, later);
+  CHECK(fed.take().empty());
+}
+
 }  // namespace
 
 int main() {
@@ -127,4 +144,5 @@ int main() {
   what_came_and_went_is_told_as_gone();
   changes_beyond_the_bound_are_lost_and_that_is_told();
   a_restarted_feed_tells_all_that_there_is();
+  blocks_that_are_whole_by_a_later_manifest_are_told_once();
 }
