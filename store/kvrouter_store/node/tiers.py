@@ -1,4 +1,4 @@
-"""A node's side of the tiers below it: a thread that answers its questions and follows its feed.
+"""A node's side of the tiers below it: it answers the node's questions, and follows its feed.
 
 Foreign clients never touch the pool. Values travel through memory of this side, and blocks enter
 and leave the pool by a client of the node.
@@ -7,16 +7,15 @@ and leave the pool by a client of the node.
 import asyncio
 import logging
 import os
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from kvrouter_store._core import StoreServer, TierAsk
+from kvrouter_store._core import BlockChange, StoreServer, TierAsk
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import BlockHashes
+from kvrouter_store.node.feed import MOST_CHANGES, readable
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, tokens_of
 from kvrouter_store.tiers.base import Tier, TierRefused
@@ -27,9 +26,6 @@ from kvrouter_store.tiers.registry import open_tier
 from kvrouter_store.tiers.staging import Staging
 from kvrouter_store.tiers.write import Writer
 
-MOST_CHANGES = 1 << 16
-"""Changes that may wait to be written; the node forgets further ones."""
-STOP_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -41,17 +37,13 @@ def tiers_of(settings: StoreSettings) -> list[Tier]:
         raise StartRefused(str(error)) from None
 
 
-@contextmanager
-def serving_tiers(
+def tier_side(
     server: StoreServer, settings: StoreSettings, tiers: Sequence[Tier], url: str, tls: ClientTls
-) -> Iterator[Sequence[Guard]]:
-    """Look for blocks that the started node lacks in `tiers`, until this ends.
+) -> "TierSide":
+    """The side of the started node that looks for blocks in `tiers`.
 
     url, tls: where the node reaches itself.
     """
-    if not tiers:
-        yield ()
-        return
 
     # Not by shared memory: a block that is only posted is not there yet when an ask is answered.
     def connect(tenant: str) -> StoreClient:
@@ -61,20 +53,11 @@ def serving_tiers(
         own = f"kv+unix://{os.path.abspath(server.unix_path)}"
         return StoreClient(own, transport="unix", name="tiers", token=token)
 
-    side = TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
-    thread = threading.Thread(target=side.run, name="kvstore-tiers", daemon=True)
-    thread.start()
-    try:
-        yield side.guards
-    finally:
-        side.stop()
-        thread.join(STOP_S)
-        if not thread.is_alive():
-            side.close()
+    return TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
 
 
 class TierSide:
-    """Runs in one thread, with an event loop of its own. `stop` may be called in another."""
+    """Follows the feed of a node, and answers its questions. For one event loop."""
 
     def __init__(
         self,
@@ -92,40 +75,37 @@ class TierSide:
         self._fetcher = Fetcher(self.guards, self._staging, self._node)
         self._writer = Writer(self.guards, self._staging, self._node)
         self._values: dict[tuple[str, bytes], BlockValues | None] = {}
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-
-    def run(self) -> None:
-        """Serve until `stop`."""
-        try:
-            asyncio.run(self._serve())
-        except Exception:
-            log.exception("the tiers below this node are not used any more")
-
-    def stop(self) -> None:
-        """Have `run` return soon."""
-        os.eventfd_write(self._stop, 1)
+        self._new: list[BlockChange] = []
+        self._news = asyncio.Event()
 
     def close(self) -> None:
-        """Give everything back, once `run` has returned."""
+        """Give everything back, once `serve` has ended."""
         self._node.close()
         self._staging.close()
-        os.close(self._stop)
 
-    async def _serve(self) -> None:
-        feed = self._server.offer_feed(MOST_CHANGES)
+    def take(self, changes: Sequence[BlockChange], *, lost: bool, more: bool) -> None:
+        """See `Follower`."""
+        stored = [change for change in changes if change.stored]
+        room = MOST_CHANGES - len(self._new)
+        if lost or 0 < room < len(stored):  # not again until there is room
+            log.warning("tiers below are slower than puts: they do not get some new blocks")
+        self._new += stored[:room]
+        self._news.set()
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
         asks = self._server.offer_tiers(self._timeout_s)
-        work = [self._answer_asks(asks), self._follow(feed), *(one.keep() for one in self.guards)]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-            await _readable(self._stop)
-            for task in tasks:
-                task.cancel()
+            group.create_task(self._answer_asks(asks))
+            group.create_task(self._write_new())
+            for guard in self.guards:
+                group.create_task(guard.keep())
 
     async def _answer_asks(self, descriptor: int) -> None:
         """All at a time; the node bounds them, and the guard of each tier its calls."""
         running: set[asyncio.Task[None]] = set()
         while True:
-            await _readable(descriptor)
+            await readable(descriptor)
             for ask in self._server.take_tier_asks():
                 task = asyncio.create_task(self._answer(ask))
                 running.add(task)
@@ -147,17 +127,15 @@ class TierSide:
         finally:
             self._server.answer_tier(ask.id, blocks)
 
-    async def _follow(self, descriptor: int) -> None:
+    async def _write_new(self) -> None:
         while True:
-            await _readable(descriptor)
-            changes, lost = self._server.take_feed()
-            if lost:
-                log.warning("tiers below are slower than puts: they do not get some new blocks")
+            await self._news.wait()
+            self._news.clear()
+            changes, self._new = self._new, []
             stored = defaultdict(list)
             for change in changes:
-                if change.stored:
-                    block = Block(change.hash, change.parent)
-                    stored[change.tenant, change.manifest].append(block)
+                block = Block(change.hash, change.parent)
+                stored[change.tenant, change.manifest].append(block)
             for (tenant, digest), blocks in stored.items():
                 try:
                     values = self._values_of(tenant, digest)
@@ -186,12 +164,3 @@ class TierSide:
                 values = None
             self._values[tenant, digest] = values
         return self._values[tenant, digest]
-
-
-async def _readable(descriptor: int) -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)

@@ -1,12 +1,14 @@
 """Nodes as users start them, with a tier below: blocks outlive eviction, and reach other nodes."""
 
+import asyncio
+import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.mooncake import MooncakeStore, free_ports
 from tests.fakes.redis import RedisCluster, RedisServer
 from tests.fakes.store import (
     HASH_BYTES,
@@ -19,6 +21,8 @@ from tests.fakes.store import (
     put_chain,
 )
 
+from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
 
@@ -116,6 +120,29 @@ def test_blocks_that_the_pool_evicted_come_back(redis: RedisServer, start: Start
         put(node, chain_of(BLOCKS, seed))
     assert metric(node, 'kvstore:evictions_total{reason="capacity"}') > BLOCKS
     assert got(node) == BLOCKS
+
+
+async def test_what_goes_to_a_tier_is_published_to_routers_too(
+    redis: RedisServer, start: Start
+) -> None:
+    port, replay_port = free_ports(2)
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"tcp://127.0.0.1:{port}",
+        "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+    }
+    node = start(redis.url, "--kv-events-config", json.dumps(config))
+    index = NodeIndex(1000, {"": port}, {"": replay_port})
+    try:
+        index.follow([node.url])
+        await asyncio.to_thread(put, node)
+        groups = [CacheGroup(MANIFEST.digest.hex())]
+        async with asyncio.timeout(20):
+            while index.match(groups, CHAIN) != {node.url: BLOCKS}:
+                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: keys_in(redis) == KEYS)
+    finally:
+        index.close()
 
 
 def test_a_block_falsified_in_redis_is_refused_and_dropped(

@@ -1,0 +1,130 @@
+"""Publishes which blocks a node holds, as KV events of vLLM with whole block names.
+
+What a subscriber has missed is repeated. Where that does not reach back far enough, the node begins
+anew: an AllBlocksCleared, and after it all that the node holds.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import zmq
+
+from kvrouter_store._core import BlockChange, StoreServer
+from kvrouter_store.events.publisher import EventSockets
+from kvrouter_store.identity.block import Manifest
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused, TenantToken
+
+MEDIUM = "STORE"
+Event = dict[str, Any]
+CLEARED: Event = {"type": "AllBlocksCleared"}
+
+
+def open_event_sockets(
+    settings: StoreSettings, tenants: Sequence[TenantToken]
+) -> EventSockets | None:
+    """The sockets of --kv-events-config; None without events. StartRefused: they cannot be used."""
+    config = settings.kv_events_config
+    if config.address() is None:
+        return None
+    if len(tenants) > 1:
+        raise StartRefused(
+            "--kv-events-config: whoever reaches the port reads the names of all blocks; a node "
+            "of several tenants publishes none"
+        )
+    try:
+        return EventSockets(config.endpoint, config.replay_endpoint, config.buffer_steps)
+    except zmq.ZMQError as error:
+        raise StartRefused(
+            f"--kv-events-config: cannot listen at {config.endpoint} and "
+            f"{config.replay_endpoint}: {error.strerror}"
+        ) from None
+
+
+class BlockEvents:
+    """Follows the feed of `server`, whose blocks are all of `tenant`. Owns `sockets`."""
+
+    def __init__(
+        self, server: StoreServer, sockets: EventSockets, topic: str, tenant: str = ""
+    ) -> None:
+        self._server = server
+        self._sockets = sockets
+        self._topic = topic.encode()
+        self._tenant = tenant
+        self._next = 0
+        self._beginning = b""  # the number of the last message that cleared everything
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._block_tokens = cache(self._read_block_tokens)
+        self._anew: list[msgspec.Raw] | None = None  # what follows a beginning, not sent so far
+        sockets.on_replay = self._asked
+        self._begin()
+
+    async def serve(self) -> None:
+        """Answer replays until cancelled."""
+        self._sockets.answer_replays()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._sockets.close()
+
+    def take(self, changes: Sequence[BlockChange], *, lost: bool, more: bool) -> None:
+        """See `Follower`."""
+        if lost:
+            self._begin()
+        events = self._events(changes)
+        if self._anew is None:
+            if events:
+                self._send(events)
+            return
+        # All at once, so that subscribers have a part of it for no longer than they need to read.
+        if events:
+            self._anew.append(msgspec.Raw(self._encode(events)))
+        if not (more or lost):
+            told, self._anew = self._anew, None
+            self._sockets.kept.clear()
+            self._beginning = self._send([CLEARED])
+            for each in told:
+                self._send(each)
+
+    def _begin(self) -> None:
+        """Tell all that the node holds once more."""
+        self._anew = []
+        self._server.restart_feed()
+
+    def _asked(self, start: bytes) -> None:
+        """Begin anew if what is kept reaches back neither to `start` nor to the last beginning."""
+        if self._anew is None and start < self._sockets.kept[0][1] != self._beginning:
+            self._begin()
+
+    def _send(self, events: object) -> bytes:
+        """Send a message; returns its number."""
+        number = self._next.to_bytes(8, "big")
+        self._next += 1
+        message = [self._topic, number, self._encode([time.time(), events, 0])]
+        self._sockets.kept.append(message)
+        self._sockets.send(message)
+        return number
+
+    def _events(self, changes: Sequence[BlockChange]) -> list[Event]:
+        """One event for each manifest and state."""
+        names: defaultdict[tuple[bool, bytes], list[bytes]] = defaultdict(list)
+        for change in changes:
+            names[change.stored, change.manifest].append(change.hash)
+        return [self._event(*key, hashes) for key, hashes in names.items()]
+
+    def _event(self, stored: bool, manifest: bytes, hashes: list[bytes]) -> Event:
+        event: Event = {"block_hashes": hashes, "medium": MEDIUM, "manifest": manifest}
+        if not stored:
+            return event | {"type": "BlockRemoved"}
+        size = self._block_tokens(manifest)
+        chain: Event = {"parent_block_hash": None, "token_ids": [], "block_size": size}
+        return event | {"type": "BlockStored", "lora_id": None} | chain
+
+    def _read_block_tokens(self, manifest: bytes) -> int:
+        document = self._server.manifest(self._tenant, manifest)
+        return Manifest.from_doc(document).spec.block_tokens if document is not None else 0
