@@ -25,6 +25,7 @@ COUNTERS: Final = {
     "store_view": "Waits at the store by outcome (landed, timeout, store_away, unknown_manifest), "
     "and prefix lookups without an answer (match_failed).",
     "kv_event": "KV events and what was wrong with them, by kind.",
+    "store_kv_event": "KV events of store nodes and what was wrong with them, by kind.",
 }
 """Help of counters that other objects keep."""
 _CIRCUIT: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
@@ -71,6 +72,16 @@ def store_gauges(nodes: NodesView) -> Iterator[Reading]:
         lambda: (((client.url,), float(client.connected)) for client in nodes.clients),
         "node",
     )
+    index = nodes.index
+    if index is not None:
+        yield from counters({"store_kv_event": index.counts})
+        yield _gauge(
+            "store_index_state",
+            "How well the router knows a node by its events, and why; it asks those that are not "
+            "exact.",
+            lambda: (((url, each.state.value, each.value), 1) for url, each in index.states()),
+            *("node", "state", "reason"),
+        )
 
 
 def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iterator[Reading]:

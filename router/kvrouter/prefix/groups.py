@@ -6,6 +6,7 @@ attention all blocks, a sliding window the last ones, a recurrent state the last
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from kvrouter_store.client.asyncio_client import AsyncLanding, AsyncLease, Async
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from kvrouter.engines.engine import CacheGroup
     from kvrouter_store.identity.block import Manifest
 
     Group = tuple[Manifest, int | None]  # and how many trailing blocks it needs; None: all
@@ -49,6 +51,35 @@ async def loadable(store: AsyncStoreClient, groups: Sequence[Group], hashes: byt
             held = await store.held(manifest, hashes[: blocks * HASH_BYTES])
             boundaries &= _boundaries(held, reach)
     return max(boundaries, default=0)
+
+
+def known_loadable(
+    run: Callable[[str, int, int], int], groups: Sequence[CacheGroup], blocks: int
+) -> int:
+    """The same of a chain of `blocks`, by what is known.
+
+    run: how many blocks from a first one on, before an end, are there of a manifest without a hole.
+    """
+    left, most = (blocks if groups else 0), -1
+    while left != most:
+        most = left
+        for group in groups:
+            if group.reach is None:
+                left = min(left, run(group.manifest, 0, blocks))
+            else:
+                left = _boundary(partial(run, group.manifest), group.reach, left)
+    return left
+
+
+def _boundary(run: Callable[[int, int], int], reach: int, blocks: int) -> int:
+    """The most leading blocks, of these, of which the last `reach`, or all, are there."""
+    while blocks:
+        first = max(0, blocks - reach)
+        end = first + run(first, blocks)
+        if end == blocks:
+            break
+        blocks = end  # the block behind it is missing
+    return blocks
 
 
 async def landed(
