@@ -87,6 +87,8 @@ def make_control_side(
 
 
 def _lacks(nodes: NodesView) -> list[str]:
+    if not nodes.clients:
+        return ["no node of the store is known"]
     if not nodes.nodes:
         return ["the store is not connected"] if nodes.away else []
     return [f"the store node {url} is not connected" for url in nodes.away]

@@ -149,6 +149,11 @@ class RouterSettings(
         "not wait until KV has landed; the engines' own connectors still transfer KV.",
         json_schema_extra={"section": "KV store"},
     )
+    store_discovery: bool = Field(
+        default=False,
+        description="There is a KV store, whose nodes --discovery names. Not needed beside "
+        "--store.",
+    )
     store_token: StoreToken = Field(
         default=SecretStr(""),
         description="Token of the store, if it needs one. Give it in the environment: other users "
@@ -275,7 +280,7 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _store_certificates(self) -> RouterSettings:
-        for url in self.store:
+        for url in [*self.store, *(["kvs://any:1"] if self.store_discovery else [])]:
             native_context(parse_url(url), self.store_tls)
         return self
 
@@ -299,6 +304,8 @@ class RouterSettings(
     def _discovery_needs_redis(self) -> RouterSettings:
         if "redis" in self.discovery and not self.redis.get_secret_value():
             raise ValueError("--discovery redis needs --redis redis://HOST:PORT/DB")
+        if self.store_discovery and not self.discovery:
+            raise ValueError("--store-discovery needs a source of nodes: give --discovery")
         return self
 
     @model_validator(mode="after")
@@ -314,6 +321,11 @@ class RouterSettings(
         """The role of each named engine, by its address."""
         said = [(address, Role.PREFILL) for address in self.prefill]
         return both_roles([*said, *((address, Role.DECODE) for address in self.decode)])
+
+    @property
+    def members(self) -> dict[str, Role]:
+        """The same, with the nodes of `--store`."""
+        return {**self.engines, **dict.fromkeys(self.store, Role.STORE)}
 
     @property
     def session_header(self) -> str | None:
@@ -333,7 +345,7 @@ class RouterSettings(
     @property
     def sent_ahead_blocks(self) -> int | None:
         """New blocks that must land before the decode leg; None: it waits for all of them."""
-        if not self.store or self.decode_dispatch == "landing":
+        if not (self.store or self.store_discovery) or self.decode_dispatch == "landing":
             return None
         return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
 
