@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill page soak walks deploy-check docs monitoring
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill cluster-drill page soak walks deploy-check docs monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -111,3 +111,6 @@ rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Etherne
 
 drill: ## a minute of traffic while engines, store, links and clients fail; a table, and a verdict in the last line
 	$(PYTHON) -m tests.chaos
+
+cluster-drill: ## nodes on three hosts (network namespaces: root), over Mooncake and Redis, while each of them fails
+	$(PYTHON) -m tests.chaos.hosts

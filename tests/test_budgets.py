@@ -17,7 +17,8 @@ over the store (Python 580; words 500); an adapter of LMCache's server (Python 1
 let any engine's flags have the store's settings; words 580); questions to tiers below a node, and
 a feed of what it holds (C++ 600), tiers over Redis, Mooncake Store and InfiniStore (Python 1,650;
 words 640), several store nodes (Python 790, of which 324 let an engine read other nodes; words
-710).
+710); tiers get what they lacked when they are back, and InfiniStore's real answers (Python 70;
+words 100), what newcomers missed with vLLM (words 110).
 """
 
 from collections.abc import Callable, Iterable
@@ -107,12 +108,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_640),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_710),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_630),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 30_960),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 31_170),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

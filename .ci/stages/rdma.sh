@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One-sided RDMA on Soft-RoCE: two machines emulated by QEMU, with Debian's kernel and pyverbs kept outside the checkout.
+# One-sided RDMA on Soft-RoCE, a fleet over it, and InfiniStore as a tier: in pairs of machines emulated by QEMU. Debian's
+# kernel, pyverbs and InfiniStore's package are kept outside the checkout.
 # Installs the Debian packages qemu-system-x86, busybox-static, cpio, kmod, xz-utils and iproute2 where they are missing.
 . "$(dirname "$0")/../lib.sh"
 activate_dev

@@ -17,23 +17,18 @@ infinistore) PINS="infinistore==0.2.35 uvloop==0.21.0 fastapi==0.115.12 starlett
 esac
 VERBS="libibverbs1 libnl-3-200 libnl-route-3-200"
 
-folder="${3:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
-key=$(printf '%s' "$PINS $("$PYTHON" -V)" | sha256sum | cut -c1-16)
-site="$folder/$peer-$key"
+. "$(dirname "$0")/../../tests/make_once.sh"
 
-mkdir -p "$folder"
-exec 9>"$folder/$peer.lock"
-flock 9
-if [ ! -f "$site/complete" ]; then
-    rm -rf "$site"
+make() {
     # shellcheck disable=SC2086
-    "$PYTHON" -m pip install --quiet --no-deps --target "$site" $PINS >&2
+    "$PYTHON" -m pip install --quiet --no-deps --target "$made" $PINS >&2
     if [ "$peer" = mooncake ] && ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
-        mkdir -p "$site/debian" "$site/lib"
+        mkdir -p "$made/debian" "$made/lib"
         # shellcheck disable=SC2086
-        (cd "$site/debian" && apt-get download --quiet $VERBS >&2 && for file in *.deb; do dpkg-deb -x "$file" .; done)
-        find "$site/debian" -name 'lib*.so.*' -exec cp -P {} "$site/lib/" \;
+        (cd "$made/debian" && apt-get download --quiet $VERBS >&2 && for file in *.deb; do dpkg-deb -x "$file" .; done)
+        find "$made/debian" -name 'lib*.so.*' -exec cp -P {} "$made/lib/" \;
     fi
-    touch "$site/complete"
-fi
-echo "$site"
+}
+
+make_once "$peer" "$PINS $("$PYTHON" -V)" "${3:-}"
+echo "$made"

@@ -115,7 +115,7 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   state_.table.quotas().own(manifest.spec_id, session.tenant);
   session.engines[manifest.id] = request.engine;
   promotion_.name(manifest, request);
-  if (state_.registry.manifests().size() != known) feed_.restart();  // has some of it already?
+  if (state_.registry.manifests().size() != known) feeds_.restart();  // has some of it already?
   wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};
   for (const ManifestPart& part : manifest.parts) answer.part_ids.push_back(part.part_id);
   replies_.send(session, header, std::move(answer));

@@ -153,7 +153,7 @@ void Server::loop() {
 
 void Server::on_event(Poller::Kind kind, uint64_t id, uint32_t events) {
   switch (kind) {
-    case Poller::kWake: return;
+    case Poller::kWake: return wake_.clear();
     case Poller::kListenTcp: return connections_->accept_all(false);
     case Poller::kListenUnix: return connections_->accept_all(true);
     case Poller::kDisk: disk_ready_ = true; return;

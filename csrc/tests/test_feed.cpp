@@ -31,7 +31,7 @@ struct Fed {
   std::vector<BlockChange> take() {
     std::vector<BlockChange> all;
     while (has_news()) {
-      Feed::Taken taken = server.take_feed();
+      Feed::Taken taken = server.take_feed(ready);
       lost |= taken.lost;
       all.insert(all.end(), taken.changes.begin(), taken.changes.end());
     }
@@ -57,6 +57,7 @@ void a_block_is_told_when_it_is_whole() {
   const auto changes = fed.take();
   CHECK(changes.size() == 2 && !fed.lost);
   CHECK(changes[0].stored && changes[0].hash == name(1) && !changes[0].parent);
+  CHECK(changes[0].in_memory);
   CHECK(changes[1].stored && changes[1].hash == name(2) && changes[1].parent == name(1));
   CHECK(changes[0].manifest == name(2) && changes[0].tenant.empty());
   CHECK(fed.take().empty());
@@ -102,7 +103,7 @@ void changes_beyond_the_bound_are_lost_and_that_is_told() {
   client.put(1, 8);
   fed.take();
   CHECK(fed.lost);
-  fed.server.restart_feed();
+  fed.server.restart_feed(fed.ready);
   const auto all = fed.take();
   for (uint32_t i = 1; i <= 8; ++i) CHECK(told(all, i, true));
 }
@@ -113,7 +114,7 @@ void a_restarted_feed_tells_all_that_there_is() {
   client.greet();
   client.put(1, 5);
   fed.take();
-  fed.server.restart_feed();
+  fed.server.restart_feed(fed.ready);
   const auto all = fed.take();
   CHECK(all.size() == 5);
   for (uint32_t i = 1; i <= 5; ++i) CHECK(told(all, i, true));
@@ -135,6 +136,21 @@ void blocks_that_are_whole_by_a_later_manifest_are_told_once() {
   CHECK(fed.take().empty());
 }
 
+void a_feed_that_nobody_takes_costs_another_one_nothing() {
+  Fed fed(64, 4);
+  const int other = fed.server.offer_feed(1000);
+  CHECK(other >= 0 && other != fed.ready);
+  Client client = Client::tcp(fed.server.port());
+  client.greet();
+  client.put(1, 8);
+  const Feed::Taken taken = fed.server.take_feed(other);
+  CHECK(taken.changes.size() == 8 && !taken.lost && !taken.more);
+  fed.take();
+  CHECK(fed.lost);
+  fed.server.restart_feed(fed.ready);
+  CHECK(fed.take().size() == 8 && fed.server.take_feed(other).changes.empty());
+}
+
 }  // namespace
 
 int main() {
@@ -145,4 +161,5 @@ int main() {
   changes_beyond_the_bound_are_lost_and_that_is_told();
   a_restarted_feed_tells_all_that_there_is();
   blocks_that_are_whole_by_a_later_manifest_are_told_once();
+  a_feed_that_nobody_takes_costs_another_one_nothing();
 }

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -17,13 +17,14 @@ from time import monotonic
 import aiohttp
 import uvloop
 from tests.chaos.cluster import ROLES, Cluster
+from tests.chaos.gauges import settled, sockets_of
 from tests.chaos.judge import Fault, Leak, Schedule, Verdict, judge, table
+from tests.chaos.report import left_over, say, say_problems
+from tests.chaos.requests import MixedRequests
 from tests.chaos.traffic import Traffic
 
 from kvrouter.tools.demo.children import Children
 
-SETTLE_S = 15.0
-"""For connections and tasks to end after the last request; those to engines are kept for 4 s."""
 STALL_S = 5.0
 """Longer than the router waits for an engine."""
 CUT = ("prefill-0", "decode-0")
@@ -131,18 +132,6 @@ class Drill:
         fault.until_s = self._traffic.now_s
 
 
-async def settled(
-    read: Callable[[], Awaitable[dict[str, float]]], before: dict[str, float]
-) -> list[Leak]:
-    """The gauges when all are back at their first values, or after a time-out."""
-    end_s = monotonic() + SETTLE_S
-    while True:
-        leaks = [Leak(name, before.get(name, 0.0), now) for name, now in (await read()).items()]
-        if not any(leak.leaked for leak in leaks) or monotonic() > end_s:
-            return leaks
-        await asyncio.sleep(0.2)
-
-
 async def drill(options: argparse.Namespace, folder: Path) -> bool:
     """Run the drill; whether the bars hold."""
     begun_s = monotonic()
@@ -152,14 +141,10 @@ async def drill(options: argparse.Namespace, folder: Path) -> bool:
         try:
             await cluster.start()
             say(f"started in {monotonic() - begun_s:.1f} s: {', '.join(ROLES)}, a store, a router")
-
-            async def gauges() -> dict[str, float]:
-                found = {**await cluster.router_gauges(), **await cluster.store_gauges()}
-                return {**found, **await cluster.engine_gauges()}
-
-            before = await gauges()
+            before = await cluster.gauges()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as clients:
-                traffic = Traffic(clients, cluster.router.http, options.seed)
+                requests = MixedRequests(options.seed)
+                traffic = Traffic(clients, cluster.router.http, requests, options.seed)
                 run = Drill(cluster, traffic)
                 stop = asyncio.Event()
                 steady = asyncio.create_task(traffic.steady(options.rate, stop))
@@ -167,9 +152,10 @@ async def drill(options: argparse.Namespace, folder: Path) -> bool:
                 await run.wait_until(options.seconds)
                 stop.set()
                 await steady
-            leaks = await settled(gauges, before)
+            leaks = await settled(cluster.gauges, before)
             if any(leak.name == "router sockets" and leak.leaked for leak in leaks):
-                say(f"sockets of the router at {cluster.router.http}: {cluster.router_sockets()}")
+                open_ones = sockets_of(cluster.router.pid)
+                say(f"sockets of the router at {cluster.router.http}: {open_ones}")
         finally:
             cluster.close()
         verdict = judge(run.schedule, traffic.asked, leaks)
@@ -186,21 +172,13 @@ def report(
     for line in table(schedule, traffic.asked):
         say(line)
     say("")
-    left = ", ".join(f"{k.name} {k.after:g}" for k in leaks if k.leaked) or "nothing"
-    say(f"left over of {len(leaks)} gauges: {left}")
-    for problem in verdict.problems[:40]:
-        say(f"PROBLEM {problem}")
+    say_problems(leaks, verdict)
     say(
         f"drill {'passed' if verdict.well else 'FAILED'} in {took_s:.0f} s: {verdict.requests} "
         f"requests and {traffic.vanished} clients that vanished; {verdict.failed} failed, "
         f"{verdict.excused} of them with an excuse; {verdict.hung} hung; {verdict.wrong} with "
-        f"wrong tokens; left over: {left}"
+        f"wrong tokens; left over: {left_over(leaks)}"
     )
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
 
 
 def main() -> int:

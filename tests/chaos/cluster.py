@@ -5,13 +5,13 @@ The router reaches some of them over links that can be cut and stalled.
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from tests.chaos.gauges import engine_gauges, router_gauges, store_gauges
 from tests.fakes.link import Link
 
 from kvrouter.tools.demo.children import Child, Children
@@ -25,14 +25,6 @@ LINKED = ("prefill-1", "decode-1")
 """Engines that the router, and the store, reach over links."""
 REQUEST_TIMEOUT_S = 4.0
 ADMIN_JSON = {"content-type": "application/json"}
-HELD = ("leases", "leased_blocks", "pinned_blocks", "waits", "reserved_blocks", "fenced_blocks")
-ROUTER_GAUGES = (
-    "kvrouter:num_requests_running",
-    "kvrouter:num_requests_waiting",
-    "kvrouter:recompute_tokens",
-    "kvrouter:worker_requests",
-    "kvrouter:worker_tokens",
-)
 
 
 @dataclass
@@ -160,34 +152,12 @@ class Cluster:
 
     # -- what is asked of them
 
-    async def store_gauges(self) -> dict[str, float]:
-        """What the store holds for clients."""
-        async with self.http.get(f"{self.store.http}/stats") as answer:
-            stats = await answer.json()
-        return {f"store {name}": float(stats[name]) for name in HELD}
-
-    async def router_gauges(self) -> dict[str, float]:
-        """The router's requests in flight, its tasks, and its sockets."""
-        async with self.http.get(f"{self.router.http}/metrics") as answer:
-            page = await answer.text()
-        gauges = {name: total(page, name) for name in (*ROUTER_GAUGES, "kvrouter:tasks")}
-        return {**gauges, "router sockets": float(len(self.router_sockets()))}
-
-    def router_sockets(self) -> list[str]:
-        """Every socket of the router, TCP ones by their ends and state."""
-        fds = (_target(fd) for fd in Path(f"/proc/{self.router.pid}/fd").iterdir())
-        known = _tcp_sockets(self.router.pid)
-        return [known.get(fd[8:-1], "no TCP") for fd in fds if fd.startswith("socket:[")]
-
-    async def engine_gauges(self) -> dict[str, float]:
-        """The requests and slots of the engines."""
-        found: dict[str, float] = {}
+    async def gauges(self) -> dict[str, float]:
+        """What must be back at its first value in the end."""
+        found = await router_gauges(self.http, self.router)
+        found |= await store_gauges(self.http, self.store.http)
         for name, engine in self.engines.items():
-            async with self.http.get(f"{engine.child.http}/metrics") as answer:
-                page = await answer.text()
-            found[f"{name} running"] = total(page, "vllm:num_requests_running")
-            found[f"{name} waiting"] = total(page, "vllm:num_requests_waiting")
-            found[f"{name} cache in use"] = total(page, "vllm:kv_cache_usage_perc")
+            found |= await engine_gauges(self.http, name, engine.child.http)
         return found
 
     def unexpected_deaths(self) -> list[str]:
@@ -231,23 +201,3 @@ class Cluster:
         url = f"{self.router.http}/workers/{engine.address}"
         async with self.http.get(url) as answer:
             return answer.status == 404
-
-
-def total(page: str, name: str) -> float:
-    """The sum over all series of one metric."""
-    pattern = re.compile(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
-    return sum(float(value) for value in pattern.findall(page))
-
-
-def _tcp_sockets(pid: int) -> dict[str, str]:
-    """Ends (hexadecimal, as in the kernel) and state of each TCP socket, by inode."""
-    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    ports = {row[9]: [int(end.rpartition(":")[2], 16) for end in row[1:3]] for row in rows}
-    return {row[9]: f"{ports[row[9]][0]}-{ports[row[9]][1]} state {row[3]}" for row in rows}
-
-
-def _target(fd: Path) -> str:
-    try:
-        return str(fd.readlink())
-    except OSError:
-        return ""

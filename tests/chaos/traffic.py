@@ -10,16 +10,9 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-from tests.chaos.cluster import BLOCK_TOKENS, KV_BYTES_PER_TOKEN, MODEL
+from tests.chaos.cluster import MODEL
 from tests.chaos.judge import HUNG_S, Asked, End
-
-from kvrouter.tools.sim.oracle import Oracle
-from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
-
-SIM = SimSettings(model=MODEL, block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BYTES_PER_TOKEN)
-_WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")
+from tests.chaos.requests import Requests, oracle
 
 
 def _path(body: dict[str, Any]) -> str:
@@ -41,20 +34,20 @@ class Traffic:
     Args:
         http: what it asks with.
         url: the router's.
-        seed: of prompts and pauses.
+        requests: what it asks all the time.
+        seed: of pauses.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, seed: int) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, requests: Requests, seed: int
+    ) -> None:
         self.asked: list[Asked] = []
         self.vanished = 0
         self._http = http
         self._url = url
+        self._requests = requests
         self._draw = random.Random(seed)
         self._begun = monotonic()
-        self._prompts: list[list[int]] = [[1]]
-        root = root_hash(None)
-        manifest = sim_manifest(MODEL, SIM.weights_revision, BLOCK_TOKENS, SIM.block_bytes, root)
-        self._oracle = Oracle(manifest)
 
     @property
     def now_s(self) -> float:
@@ -65,46 +58,17 @@ class Traffic:
         """Send requests at `rate` per second until `stop`; returns when all have ended."""
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
-                group.create_task(self._ask(*self._request()))
+                group.create_task(self._ask(*self._next()))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._draw.expovariate(rate)):
                         await stop.wait()
 
-    def _request(self) -> tuple[Asked, dict[str, Any]]:
-        """One request: mostly streams, some of them long; every third prompt repeats a prefix."""
-        draw = self._draw
-        stream = draw.random() < 0.7
-        tokens = draw.randint(200, 500) if stream and draw.random() < 0.2 else draw.randint(8, 64)
-        ids, prompt = self._prompt()
-        asked = Asked(f"request {len(self.asked)}", stream, self.now_s)
+    def _next(self) -> tuple[Asked, dict[str, Any]]:
+        one = self._requests.next()
+        name, stream = f"request {len(self.asked)}", one.body["stream"]
+        asked = Asked(name, stream, self.now_s, one.expected, resumable=one.resumable)
         self.asked.append(asked)
-        body = {"model": MODEL, "max_tokens": tokens, "stream": stream, **prompt}
-        kind = draw.random()
-        asked.resumable = kind < 0.9
-        asked.expected = self._oracle.text(ids, tokens)
-        if kind < 0.8:
-            return asked, {**body, "temperature": 0}
-        if asked.resumable:  # drawn at random; simulated engines say the same
-            return asked, {**body, "temperature": 0.7}
-        return asked, {**body, "temperature": 0, "frequency_penalty": 0.5}
-
-    def _prompt(self) -> tuple[list[int], dict[str, Any]]:
-        """Token ids of a prompt, and its form: as ids, as a text or as a chat."""
-        draw = self._draw
-        if draw.random() < 0.4:
-            text = " ".join(draw.choice(_WORDS) for _ in range(draw.randint(20, 120)))
-            if draw.random() < 0.5:
-                return self._oracle.tokenizer.encode(text), {"prompt": text}
-            messages = [{"role": "user", "content": text}]
-            ids = self._oracle.tokenizer.render_chat(
-                messages, add_generation_prompt=True, continue_final_message=False
-            )
-            return ids, {"messages": messages}
-        begin = draw.choice(self._prompts[-50:]) if draw.random() < 0.4 else []
-        ids = begin[: draw.randrange(300)]
-        ids = ids + [draw.randrange(50_000) for _ in range(draw.randint(5, 200))]
-        self._prompts.append(ids)
-        return ids, {"prompt": ids}
+        return asked, one.body
 
     async def _ask(self, asked: Asked, body: dict[str, Any]) -> None:
         try:
@@ -163,7 +127,7 @@ class Traffic:
         asked = Asked("the client that stops reading", stream=True, begun_s=self.now_s)
         self.asked.append(asked)
         ids, tokens = [7, *range(60)], 900
-        asked.expected = self._oracle.text(ids, tokens)
+        asked.expected = oracle().text(ids, tokens)
         body = {"model": MODEL, "prompt": ids, "max_tokens": tokens, "stream": True}
         body["temperature"] = 0
         reader, writer = await self._send(body)

@@ -25,7 +25,7 @@ FROM {PYTHON}
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstdc++6
 """
 MODEL = {"MODEL": "/models"}
-PROMPT = list(range(100, 900))
+FIRSTS = (100, 200, 300)
 FLAGS = "--dtype=float32 --enforce-eager --max-model-len=4096"  # this is a small machine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -77,7 +77,14 @@ def project(docker: str, tmp_path: Path) -> Iterator[Project]:
 
 
 def test_decode_loads_from_the_store_what_prefill_computed(project: Project) -> None:
-    answer = complete(project.address("router", 8000), "model", PROMPT, 4)
-    assert answer["usage"]["completion_tokens"] == 4
-    tokens = project.series("decode-cpu", "vllm:prompt_tokens_by_source_total", "source")
-    assert tokens["external_kv_transfer"] > 0
+    # On a busy machine the first KV may land too late: engine and store touch all memory first.
+    for first in FIRSTS:
+        prompt = list(range(first, first + 800))
+        answer = complete(project.address("router", 8000), "model", prompt, 4)
+        assert answer["usage"]["completion_tokens"] == 4
+        tokens = project.series("decode-cpu", "vllm:prompt_tokens_by_source_total", "source")
+        landings = project.series("router", "kvrouter:landings_total", "outcome")
+        print(f"prompt {first}: decode had its tokens from {tokens}; landings: {landings}")
+        if tokens["external_kv_transfer"]:
+            return
+    pytest.fail(project.compose("logs", "--tail", "30", check=False)[-8000:])

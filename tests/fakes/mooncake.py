@@ -1,45 +1,209 @@
-"""A real Mooncake Store, over TCP on loopback: a master, and a storage node of its own process."""
+"""A real Mooncake Store over TCP: a master, and storage nodes in processes of their own."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import Any, Self
+
+from tests.fakes.stall import stall
 
 SEGMENT_BYTES = 64 << 20
 LEASE_MS = 200
-NODE = f"""
-import sys
+CLIENT_TTL_S = 5
+"""After which the master forgets a storage node that is silent."""
+LOOPBACK = "127.0.0.1"
+NODE = """
+import json, sys
 from mooncake.store import MooncakeDistributedStore
+host, master, segment_bytes = sys.argv[1:]
 store = MooncakeDistributedStore()
-code = store.setup("127.0.0.1", "P2PHANDSHAKE", {SEGMENT_BYTES}, 16 << 20, "tcp", "", sys.argv[1])
+code = store.setup(host, "P2PHANDSHAKE", int(segment_bytes), 16 << 20, "tcp", "", master)
 print("code", code, flush=True)
-sys.stdin.read()
+begun = set()
+
+def put(key, begin):
+    if begin:
+        begun.add(key)
+        return store.batch_put_session_start([key], [6])[0]
+    if key in begun:
+        begun.remove(key)
+        return store.batch_put_session_end([key])[0]
+    return store.put(key, b"kv of " + key.encode())
+
+for line in sys.stdin:
+    keys, begin = json.loads(line)
+    print("code", next(filter(None, [put(key, begin) for key in keys]), 0), flush=True)
 """
 
 
-class MooncakeStore:
-    """One master and one node. `site`: the package's folder. Enter it; it ends with its test."""
+class MooncakeProcess(ABC):
+    """A process of Mooncake Store. It ends with its test.
 
-    def __init__(self, folder: Path, site: Path) -> None:
-        self._folder = folder
+    Args:
+        log: a file.
+        site: the package's folder.
+        host: its address for others.
+    """
+
+    def __init__(self, log: Path, site: Path, host: str = LOOPBACK) -> None:
+        self.host = host
+        self.process: subprocess.Popen[str] | None = None
+        self._log = log
         self._site = site
-        self._master: subprocess.Popen[bytes] | None = None
-        self._node: subprocess.Popen[str] | None = None
-        self._port, self._metrics_port = free_ports(2)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, where it was; returns when it can be used."""
+
+    def kill(self) -> None:
+        """SIGKILL. Idempotent."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def stall(self) -> None:
+        """SIGSTOP; returns when it stands still."""
+        assert self.process is not None
+        stall(self.process.pid)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def _spawn(self, command: Sequence[str], stdout: int | None = None) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, [str(self._site), os.environ.get("PYTHONPATH")]))
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=stdout or log,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path, "MC_TCP_BIND_ADDRESS": self.host},
+            )
+        return self.process
+
+
+class MooncakeMaster(MooncakeProcess):
+    """The master."""
+
+    def __init__(self, log: Path, site: Path, host: str = LOOPBACK) -> None:
+        super().__init__(log, site, host)
+        self._port, self._admin_port = free_ports(2)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self._port}"
+
+    @property
+    def admin_address(self) -> str:
+        """Of its HTTP port."""
+        return f"{self.host}:{self._admin_port}"
+
+    @property
+    def segments_url(self) -> str:
+        """Where it lists the storage nodes."""
+        return f"http://{self.admin_address}/get_all_segments"
+
+    def start(self) -> None:
+        """Start it, where it was; returns when it listens."""
+        program = self._site / "mooncake" / "mooncake_master"
+        program.chmod(0o755)
+        process = self._spawn(
+            [
+                str(program),
+                f"--rpc_address={self.host}",
+                f"--rpc_port={self._port}",
+                f"--metrics_host={self.host}",
+                f"--metrics_port={self._admin_port}",
+                f"--default_kv_lease_ttl={LEASE_MS}",
+                f"--client_ttl={CLIENT_TTL_S}",
+            ]
+        )
+        for port in (self._port, self._admin_port):
+            assert await_port(port, process, self.host), self.log
+
+
+class MooncakeNode(MooncakeProcess):
+    """A storage node.
+
+    python: what its command begins with, for which the package was installed.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        site: Path,
+        master: str,
+        host: str = LOOPBACK,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        python: Sequence[str] = (sys.executable,),
+    ) -> None:
+        super().__init__(log, site, host)
+        self._command = [*python, "-c", NODE, host, master, str(segment_bytes)]
+
+    def start(self) -> None:
+        """Start it; returns when it has joined."""
+        self._spawn(self._command, stdout=subprocess.PIPE)
+        self._await_code()
+
+    def put(self, keys: Sequence[str], *, begin: bool = False) -> None:
+        """Store a value under each key; or begin to, and another `put` ends that."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([keys, begin]) + "\n")
+        self.process.stdin.flush()
+        self._await_code()
+
+    def _await_code(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        code = next((line for line in self.process.stdout if line.startswith("code")), "none")
+        assert code.split() == ["code", "0"], (code, self.log)
+
+
+class MooncakeStore:
+    """A master and storage nodes. Enter it; it ends with its test.
+
+    site: the package's folder. segment_bytes: the memory of each node. python: for which the
+    package was installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        site: Path,
+        nodes: int = 1,
+        segment_bytes: int = SEGMENT_BYTES,
+        python: str = sys.executable,
+    ) -> None:
+        self.master = MooncakeMaster(folder / "master.log", site)
+        logs = (folder / f"node-{number}.log" for number in range(nodes))
+        options: dict[str, Any] = {"segment_bytes": segment_bytes, "python": (python,)}
+        self.nodes = [MooncakeNode(log, site, self.master.address, **options) for log in logs]
 
     @property
     def url(self) -> str:
-        return f"mooncake://127.0.0.1:{self._port}?local=127.0.0.1"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a process needs to import the package."""
-        path = os.pathsep.join(filter(None, [str(self._site), os.environ.get("PYTHONPATH")]))
-        return {**os.environ, "PYTHONPATH": path, "MC_TCP_BIND_ADDRESS": "127.0.0.1"}
+        """As a tier."""
+        return f"mooncake://{self.master.address}?local={LOOPBACK}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -49,72 +213,31 @@ class MooncakeStore:
         self.kill()
 
     def start(self) -> None:
-        """Start both, where they were; returns when the node has joined."""
-        program = self._site / "mooncake" / "mooncake_master"
-        program.chmod(0o755)
-        with (self._folder / "master.log").open("ab") as log:
-            self._master = subprocess.Popen(
-                [
-                    str(program),
-                    "--rpc_address=127.0.0.1",
-                    f"--rpc_port={self._port}",
-                    "--metrics_host=127.0.0.1",
-                    f"--metrics_port={self._metrics_port}",
-                    f"--default_kv_lease_ttl={LEASE_MS}",
-                    "--client_ttl=5",
-                ],
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-            )
-            assert await_port(self._port, self._master), self.log
-            self._node = subprocess.Popen(
-                [sys.executable, "-c", NODE, f"127.0.0.1:{self._port}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self.environment,
-            )
-        assert self._node.stdout is not None
-        code = next((line for line in self._node.stdout if line.startswith("code")), "none")
-        assert code.split() == ["code", "0"], (code, self.log)
+        """Start all, where they were; returns when the nodes have joined."""
+        for each in (self.master, *self.nodes):
+            each.start()
 
     def kill(self) -> None:
-        """SIGKILL to both. Idempotent."""
-        for process in (self._master, self._node):
-            if process is not None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
-                pipes: list[IO[str] | IO[bytes] | None] = [process.stdin, process.stdout]
-                for pipe in pipes:
-                    if pipe is not None:
-                        pipe.close()
-        self._master = self._node = None
+        """SIGKILL to all. Idempotent."""
+        for each in (self.master, *self.nodes):
+            each.kill()
 
     def stall(self) -> None:
-        """SIGSTOP to both."""
-        for process in (self._master, self._node):
-            assert process is not None
-            process.send_signal(signal.SIGSTOP)
+        """SIGSTOP to all."""
+        for each in (self.master, *self.nodes):
+            each.stall()
 
     def resume(self) -> None:
-        """SIGCONT."""
-        for process in (self._master, self._node):
-            assert process is not None
-            process.send_signal(signal.SIGCONT)
-
-    @property
-    def log(self) -> str:
-        return (self._folder / "master.log").read_text(errors="replace")[-4000:]
+        """SIGCONT to all."""
+        for each in (self.master, *self.nodes):
+            each.resume()
 
 
-def await_port(port: int, process: subprocess.Popen[bytes]) -> bool:
+def await_port(port: int, process: subprocess.Popen[Any], host: str = LOOPBACK) -> bool:
     """Wait until something listens on the port; False where the process has ended before."""
     while process.poll() is None:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex((host, port)) == 0:
                 return True
         time.sleep(0.01)
     return False
@@ -125,7 +248,7 @@ def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from tests.fakes.stall import stall
+
 START_TRIES = 5
 MISSING = "there is no redis-server (apt-get install redis-server)"
 
@@ -22,7 +24,8 @@ def redis_server() -> str | None:
 class RedisServer:
     """One redis-server; keeps nothing on disk. Enter it; it ends with its test."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[str] | None = None
@@ -30,7 +33,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self._host}:{self.port}/0"
 
     def __enter__(self) -> Self:
         self.start()
@@ -66,7 +69,7 @@ class RedisServer:
     def stall(self) -> None:
         """SIGSTOP: connections stay, and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stall(self._process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -75,14 +78,14 @@ class RedisServer:
 
     def command(self, *words: str) -> str:
         """What redis-cli says to a command."""
-        command = ["redis-cli", "-p", str(self.port), *words]
+        command = ["redis-cli", "-h", self._host, "-p", str(self.port), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def _started(self, port: int) -> bool:
         program = redis_server()
         assert program is not None, MISSING
         process = subprocess.Popen(
-            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", *self._options],
+            [program, "--port", str(port), "--bind", self._host, "--save", "", *self._options],
             cwd=self._folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

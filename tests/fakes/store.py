@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.fakes.stall import stall
 
 from kvrouter_store import _core
 from kvrouter_store._core import Segments
@@ -160,8 +163,11 @@ class StoreProcess:
         return self.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send the signal and leave it at that."""
-        os.kill(self.pid, number)
+        """Send the signal and leave it at that, but wait until SIGSTOP has its effect."""
+        if number == signal.SIGSTOP:
+            stall(self.pid)
+        else:
+            os.kill(self.pid, number)
 
     @property
     def log(self) -> str:
@@ -171,6 +177,12 @@ class StoreProcess:
     def says(self, text: str) -> bool:
         """Whether its log has this, or has it soon: lines are written by a thread of their own."""
         return eventually(lambda: text in self.log)
+
+    def metric(self, name: str) -> float:
+        """The sum of the samples in /metrics whose lines begin so."""
+        with urllib.request.urlopen(f"{self.http_url}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""

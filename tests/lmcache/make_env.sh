@@ -10,19 +10,13 @@ PINS="lmcache==0.5.6 sortedcontainers==2.4.0 aiofile==3.12.3 caio==0.12.10"
 
 python="$1"
 engines="$(dirname "$(dirname "$python")")"
-folder="$(dirname "$engines")"
-key=$(printf '%s' "$PINS $engines" | sha256sum | cut -c1-16)
-env="$folder/lmcache-env-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-exec 9>"$folder/lmcache-env.lock"
-flock 9
-if [ ! -f "$env/complete" ]; then
-    rm -rf "$env"
-    "$python" -m venv "$env" >&2
-    site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/engine.pth"
+make() {
+    venv_beside "$python"
     # shellcheck disable=SC2086
-    "$env/bin/pip" install --quiet --no-deps $PINS >&2
-    touch "$env/complete"
-fi
-echo "$env/bin/python"
+    "$made/bin/pip" install --quiet --no-deps $PINS >&2
+}
+
+make_once lmcache-env "$PINS $engines" "$(dirname "$engines")"
+echo "$made/bin/python"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.stall import stall
 from tests.fakes.store import eventually
 from tests.lmcache.process import AdapterFailed, AdapterProcess, plugin
 from tests.lmcache.spoil import spoil
@@ -131,7 +132,7 @@ def test_a_server_starts_without_its_store(start: Start) -> None:
 def test_a_store_that_hangs_costs_one_deadline(start: Start, store: Service) -> None:
     server = start(url=store.url, transport="tcp", deadline_s=0.3)
     server.store([1])
-    store.process.send_signal(signal.SIGSTOP)
+    stall(store.process.pid)
     try:
         assert server.find([1]) == []
         assert server.load([1]) == []

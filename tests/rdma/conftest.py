@@ -4,10 +4,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from tests.fakes.infinistore import InfiniStore
 from tests.rdma.near import LARGE, NearSide
 from tests.rdma.rig import Control
 
@@ -18,6 +20,10 @@ from kvrouter_store.rdma.options import RdmaOptions
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Where a second machine's peer listens, as HOST:PORT. `make rdma` sets it: nothing is skipped then.
 BESIDE = os.environ.get("KVROUTER_RDMA_BESIDE", "")
+# The same of tests.rdma.beside, which does there what tests ask for.
+HANDS = os.environ.get("KVROUTER_RDMA_HANDS", "")
+# The folder of InfiniStore's package.
+INFINISTORE = os.environ.get("KVROUTER_INFINISTORE", "")
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +87,27 @@ def large(device: Device, control: Control) -> Iterator[NearSide]:
     side = NearSide(device, control, size=LARGE)
     yield side
     side.close()
+
+
+@pytest.fixture(scope="module")
+def hands() -> Iterator[Callable[[], Control]]:
+    """Connects to the other machine, which does what is asked; what runs there ends with this."""
+    if not HANDS:
+        pytest.skip("there is no second machine (make rdma brings one)")
+    host, _, port = HANDS.partition(":")
+    with ExitStack() as connections:
+
+        def connect() -> Control:
+            link = socket.create_connection((host, int(port)))
+            return connections.enter_context(closing(Control(link)))
+
+        yield connect
+
+
+@pytest.fixture(scope="session")
+def infinistore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InfiniStore]:
+    """One server for all tests, which runs when each of them begins."""
+    if not INFINISTORE:
+        pytest.skip("there is no InfiniStore (make rdma brings it)")
+    with InfiniStore(tmp_path_factory.mktemp("infinistore"), "10.77.0.1", INFINISTORE) as server:
+        yield server

@@ -14,19 +14,14 @@ IMPORTED="transformers==5.19.0 apache-tvm-ffi==0.1.11 xgrammar==0.2.7 numpy psut
   cloudpickle python-multipart uvloop triton sentencepiece tiktoken compressed-tensors llguidance gguf scipy"
 PYTHON="${PYTHON:-python3.11}"
 
-folder="${1:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
-key=$(printf '%s' "$SGLANG $TORCH $IMPORTED $($PYTHON -V)" | sha256sum | cut -c1-16)
-env="$folder/sglang-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-mkdir -p "$folder"
-exec 9>"$folder/sglang.lock"
-flock 9
-if [ ! -f "$env/complete" ]; then
-    rm -rf "$env"
-    "$PYTHON" -m venv "$env" >&2
+make() {
+    "$PYTHON" -m venv "$made" >&2
     # shellcheck disable=SC2086
-    "$env/bin/pip" install --quiet "$TORCH" $IMPORTED >&2
-    "$env/bin/pip" install --quiet --no-deps "$SGLANG" >&2
-    touch "$env/complete"
-fi
-echo "$env/bin/python"
+    "$made/bin/pip" install --quiet "$TORCH" $IMPORTED >&2
+    "$made/bin/pip" install --quiet --no-deps "$SGLANG" >&2
+}
+
+make_once sglang "$SGLANG $TORCH $IMPORTED $($PYTHON -V)" "${1:-}"
+echo "$made/bin/python"

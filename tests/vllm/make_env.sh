@@ -13,20 +13,15 @@ TORCH="torch==2.13.0"
 UNWANTED="torchvision torchaudio torchcodec"
 PYTHON="${PYTHON:-python3.11}"
 
-folder="${1:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
-key=$(printf '%s' "$VLLM $TORCH $UNWANTED $($PYTHON -V)" | sha256sum | cut -c1-16)
-env="$folder/vllm-env-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-mkdir -p "$folder"
-exec 9>"$folder/vllm-env.lock"
-flock 9
-if [ ! -f "$env/complete" ]; then
-    rm -rf "$env"
-    "$PYTHON" -m venv "$env" >&2
-    "$env/bin/pip" install --quiet "$TORCH" >&2
-    "$env/bin/pip" install --quiet "$VLLM" >&2
+make() {
+    "$PYTHON" -m venv "$made" >&2
+    "$made/bin/pip" install --quiet "$TORCH" >&2
+    "$made/bin/pip" install --quiet "$VLLM" >&2
     # shellcheck disable=SC2086
-    "$env/bin/pip" uninstall --quiet --yes $UNWANTED >&2
-    touch "$env/complete"
-fi
-echo "$env/bin/python"
+    "$made/bin/pip" uninstall --quiet --yes $UNWANTED >&2
+}
+
+make_once vllm-env "$VLLM $TORCH $UNWANTED $($PYTHON -V)" "${1:-}"
+echo "$made/bin/python"

@@ -9,18 +9,12 @@ GUIDELLM="guidellm==0.8.1"
 
 python="$1"
 engines="$(dirname "$(dirname "$python")")"
-folder="$(dirname "$engines")"
-key=$(printf '%s' "$GUIDELLM $engines" | sha256sum | cut -c1-16)
-env="$folder/guidellm-env-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-exec 9>"$folder/guidellm-env.lock"
-flock 9
-if [ ! -f "$env/complete" ]; then
-    rm -rf "$env"
-    "$python" -m venv "$env" >&2
-    site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/engine.pth"
-    "$env/bin/pip" install --quiet --no-warn-conflicts "$GUIDELLM" >&2
-    touch "$env/complete"
-fi
-echo "$env/bin/python"
+make() {
+    venv_beside "$python"
+    "$made/bin/pip" install --quiet --no-warn-conflicts "$GUIDELLM" >&2
+}
+
+make_once guidellm-env "$GUIDELLM $engines" "$(dirname "$engines")"
+echo "$made/bin/python"

@@ -8,18 +8,11 @@ set -eu
 VLLM="vllm==0.33.0"
 
 python="$1"
-folder="${2:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
-key=$(printf '%s' "$VLLM $python" | sha256sum | cut -c1-16)
-site="$folder/vllm-next-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-mkdir -p "$folder"
-exec 9>"$folder/vllm-next.lock"
-flock 9
-if [ ! -f "$site/complete" ]; then
-    rm -rf "$site"
-    mkdir "$site"
-    "$python" -m pip download --quiet --no-deps --only-binary :all: --dest "$site/wheel" "$VLLM" >&2
-    "$python" - "$site" <<'PYTHON'
+make() {
+    "$python" -m pip download --quiet --no-deps --only-binary :all: --dest "$made/wheel" "$VLLM" >&2
+    "$python" - "$made" <<'PYTHON'
 import shutil
 import sys
 from importlib.util import find_spec
@@ -38,7 +31,8 @@ installed = Path(find_spec("vllm").origin).parent
 for module in installed.glob("*.so"):
     shutil.copy(module, site / "vllm")
 PYTHON
-    rm -rf "$site/wheel"
-    touch "$site/complete"
-fi
-echo "$site"
+    rm -rf "$made/wheel"
+}
+
+make_once vllm-next "$VLLM $python" "${2:-}"
+echo "$made"

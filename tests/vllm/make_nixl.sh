@@ -7,17 +7,12 @@ set -eu
 PINS="nixl==1.5.1 nixl-cu12==1.5.1"
 PYTHON="${PYTHON:-python3.11}"
 
-folder="${1:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
-key=$(printf '%s' "$PINS $($PYTHON -V)" | sha256sum | cut -c1-16)
-site="$folder/nixl-$key"
+. "$(dirname "$0")/../make_once.sh"
 
-mkdir -p "$folder"
-exec 9>"$folder/nixl.lock"
-flock 9
-if [ ! -f "$site/complete" ]; then
-    rm -rf "$site"
+make() {
     # shellcheck disable=SC2086
-    "$PYTHON" -m pip install --quiet --no-deps --target "$site" $PINS >&2
-    touch "$site/complete"
-fi
-echo "$site"
+    "$PYTHON" -m pip install --quiet --no-deps --target "$made" $PINS >&2
+}
+
+make_once nixl "$PINS $($PYTHON -V)" "${1:-}"
+echo "$made"

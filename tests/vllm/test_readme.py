@@ -46,7 +46,7 @@ def test_engines_started_as_the_readme_says_share_kv_and_the_doctor_finds_nothin
     site: Path | None,
     tmp_path: Path,
 ) -> None:
-    common, (store, prefill, decode, router, doctor), ports = commands
+    common, (store, prefill, decode, doctor, router), ports = commands
     paths = [vllm_python.parent, Path(sys.executable).parent, os.environ["PATH"]]
     engine = [f"PATH={':'.join(map(str, paths))}", "VLLM_CPU_KVCACHE_SPACE=1"]
     engine += [f"{name}={value}" for name, value in OFFLINE.items()]
@@ -68,8 +68,6 @@ def test_engines_started_as_the_readme_says_share_kv_and_the_doctor_finds_nothin
         ]
         for each in engines:
             each.wait_http(each.address, "/health", READY_DEADLINE_S)
-        serving = start("router", "8000", own, f"exec {router} --port {ports['8000']}")
-        serving.wait_http(serving.address, "/health")
         found = subprocess.run(
             ["env", *own, "bash", "-c", doctor],
             capture_output=True,
@@ -80,6 +78,8 @@ def test_engines_started_as_the_readme_says_share_kv_and_the_doctor_finds_nothin
         print(found.stdout)
         assert found.returncode == 0, found.stdout
         assert found.stdout.count("shares full_attention, group 0: a hit needs all blocks") == 2
+        serving = start("router", "8000", own, f"exec {router} --port {ports['8000']}")
+        serving.wait_http(serving.address, "/health")
         before = loaded(ports["8102"])
         body = {"model": str(model_folder(TINY, vllm_python)), "prompt": PROMPT, "max_tokens": 4}
         assert ask(serving.address, "POST", "/v1/completions", body, 60.0)[0] == 200

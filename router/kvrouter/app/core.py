@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.prefix.stores.base import StoreView
 
-STORE_DEADLINE_S: Final = 2.0
-"""A store that does not answer within it is away, until it can be connected again."""
+STORE_DEADLINE_S: Final = 1.25
+"""A node that is silent for so long is away. It must be more than nodes wait for their tiers."""
 _TICK_S: Final = 0.25
 
 

@@ -72,6 +72,7 @@ def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.So
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     return socket
 

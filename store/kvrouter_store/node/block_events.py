@@ -5,10 +5,12 @@ anew: an AllBlocksCleared, and after it all that the node holds.
 """
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -17,45 +19,85 @@ import zmq
 from kvrouter_store._core import BlockChange, StoreServer
 from kvrouter_store.events.publisher import EventSockets
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.node.feed import MOST_CHANGES, readable
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, TenantToken
 
 MEDIUM = "STORE"
+GATHER_S = 0.01
+"""Changes that come within this time are published together."""
 Event = dict[str, Any]
 CLEARED: Event = {"type": "AllBlocksCleared"}
+log = logging.getLogger(__name__)
 
 
-def open_event_sockets(
-    settings: StoreSettings, tenants: Sequence[TenantToken]
-) -> EventSockets | None:
-    """The sockets of --kv-events-config; None without events. StartRefused: they cannot be used."""
+@contextmanager
+def publishing_events(
+    server: StoreServer, settings: StoreSettings, tenants: Sequence[TenantToken]
+) -> Iterator[None]:
+    """Publish what the started node holds on the running loop until this ends.
+
+    StartRefused: the endpoints of --kv-events-config cannot be used.
+    """
     config = settings.kv_events_config
     if config.address() is None:
-        return None
+        yield
+        return
     if len(tenants) > 1:
         raise StartRefused(
             "--kv-events-config: whoever reaches the port reads the names of all blocks; a node "
             "of several tenants publishes none"
         )
     try:
-        return EventSockets(config.endpoint, config.replay_endpoint, config.buffer_steps)
+        sockets = EventSockets(config.endpoint, config.replay_endpoint, config.buffer_steps)
     except zmq.ZMQError as error:
         raise StartRefused(
             f"--kv-events-config: cannot listen at {config.endpoint} and "
             f"{config.replay_endpoint}: {error.strerror}"
         ) from None
+    feed = server.offer_feed(MOST_CHANGES)
+    document = partial(server.manifest, tenants[0][0] if tenants else "")
+    events = BlockEvents(sockets, config.topic or "", partial(server.restart_feed, feed), document)
+    following = asyncio.create_task(_follow(server, feed, events))
+    following.add_done_callback(lambda _: sockets.close())
+    try:
+        yield
+    finally:
+        following.cancel()
+
+
+async def _follow(server: StoreServer, feed: int, events: "BlockEvents") -> None:
+    """Hand changes on until cancelled. If it fails, its end shows routers to ask this node."""
+    try:
+        while True:
+            await readable(feed)
+            await asyncio.sleep(GATHER_S)
+            more = True
+            while more:
+                changes, lost, more = server.take_feed(feed)
+                events.take(changes, lost=lost, more=more)
+                await asyncio.sleep(0)
+    except Exception:
+        log.exception("this node publishes no events any more")
 
 
 class BlockEvents:
-    """Follows the feed of `server`, whose blocks are all of `tenant`. Owns `sockets`."""
+    """Makes events of the changes of a node, and sends them.
+
+    restart: has the node tell all that it holds once more. document: that of a manifest.
+    """
 
     def __init__(
-        self, server: StoreServer, sockets: EventSockets, topic: str, tenant: str = ""
+        self,
+        sockets: EventSockets,
+        topic: str,
+        restart: Callable[[], None],
+        document: Callable[[bytes], bytes | None],
     ) -> None:
-        self._server = server
         self._sockets = sockets
         self._topic = topic.encode()
-        self._tenant = tenant
+        self._restart = restart
+        self._document = document
         self._next = 0
         self._beginning = b""  # the number of the last message that cleared everything
         self._encode = msgspec.msgpack.Encoder().encode
@@ -64,16 +106,11 @@ class BlockEvents:
         sockets.on_replay = self._asked
         self._begin()
 
-    async def serve(self) -> None:
-        """Answer replays until cancelled."""
-        self._sockets.answer_replays()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self._sockets.close()
-
     def take(self, changes: Sequence[BlockChange], *, lost: bool, more: bool) -> None:
-        """See `Follower`."""
+        """Take the next changes: of one name, one state per manifest at most.
+
+        lost: some before these were lost. more: more can be taken already.
+        """
         if lost:
             self._begin()
         events = self._events(changes)
@@ -94,7 +131,7 @@ class BlockEvents:
     def _begin(self) -> None:
         """Tell all that the node holds once more."""
         self._anew = []
-        self._server.restart_feed()
+        self._restart()
 
     def _asked(self, start: bytes) -> None:
         """Begin anew if what is kept reaches back neither to `start` nor to the last beginning."""
@@ -126,5 +163,5 @@ class BlockEvents:
         return event | {"type": "BlockStored", "lora_id": None} | chain
 
     def _read_block_tokens(self, manifest: bytes) -> int:
-        document = self._server.manifest(self._tenant, manifest)
+        document = self._document(manifest)
         return Manifest.from_doc(document).spec.block_tokens if document is not None else 0

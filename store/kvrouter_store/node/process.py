@@ -17,8 +17,7 @@ from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
 from kvrouter_store.log import log_to_stderr
-from kvrouter_store.node.beside import serving_beside
-from kvrouter_store.node.block_events import open_event_sockets
+from kvrouter_store.node.block_events import publishing_events
 from kvrouter_store.node.disk import flush, logging_notices, refusal
 from kvrouter_store.node.host_advice import Advice, advice, read_files
 from kvrouter_store.node.http_api import bearer, create_app
@@ -34,7 +33,7 @@ from kvrouter_store.node.start_checks import (
     quotas_of,
     tokens_of,
 )
-from kvrouter_store.node.tiers import tiers_of
+from kvrouter_store.node.tiers import serving_tiers, tiers_of
 from kvrouter_store.node.tls import plain_wire_warning, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
@@ -72,9 +71,6 @@ async def _serve(settings: StoreSettings, opens: Opens) -> None:
     with ExitStack() as stack:
         listener = _listen(settings.host, settings.http_port)
         stack.callback(listener.close)
-        events = open_event_sockets(settings, tenants)
-        if events is not None:
-            stack.callback(events.close)
         server = _start_store(settings, tenants, tls)
         stack.callback(server.stop)
         stack.enter_context(serving_rdma(server, settings, tenants, opens))
@@ -84,11 +80,11 @@ async def _serve(settings: StoreSettings, opens: Opens) -> None:
         near = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
         own_url, own_tls = own_address(settings, near, server.unix_path)
         client = OwnClient(own_url, bearer if tenants else str, own_tls)
-        beside = serving_beside(server, settings, tiers, events, url=own_url, tls=own_tls)
-        below = stack.enter_context(beside)
+        below = stack.enter_context(serving_tiers(server, settings, tiers, own_url, own_tls))
         app = create_app(server, client, tenants=bool(tenants), tiers=below)
         config = _http_config(settings, listener.detach())
         stack.enter_context(logging_notices(server))
+        stack.enter_context(publishing_events(server, settings, tenants))
         reload_on_hangup(settings, server, config)  # before the line that invites signals
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "

@@ -1,4 +1,4 @@
-"""A node's side of the tiers below it: it answers the node's questions, and follows its feed.
+"""A node's side of the tiers below it: a thread that answers its questions and follows its feed.
 
 Foreign clients never touch the pool. Values travel through memory of this side, and blocks enter
 and leave the pool by a client of the node.
@@ -7,10 +7,13 @@ and leave the pool by a client of the node.
 import asyncio
 import logging
 import os
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
-from kvrouter_store._core import BlockChange, StoreServer, TierAsk
+from kvrouter_store._core import StoreServer, TierAsk
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.identity.block import Manifest
@@ -26,6 +29,7 @@ from kvrouter_store.tiers.registry import open_tier
 from kvrouter_store.tiers.staging import Staging
 from kvrouter_store.tiers.write import Writer
 
+STOP_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -37,13 +41,17 @@ def tiers_of(settings: StoreSettings) -> list[Tier]:
         raise StartRefused(str(error)) from None
 
 
-def tier_side(
+@contextmanager
+def serving_tiers(
     server: StoreServer, settings: StoreSettings, tiers: Sequence[Tier], url: str, tls: ClientTls
-) -> "TierSide":
-    """The side of the started node that looks for blocks in `tiers`.
+) -> Iterator[Sequence[Guard]]:
+    """Look for blocks that the started node lacks in `tiers`, until this ends.
 
     url, tls: where the node reaches itself.
     """
+    if not tiers:
+        yield ()
+        return
 
     # Not by shared memory: a block that is only posted is not there yet when an ask is answered.
     def connect(tenant: str) -> StoreClient:
@@ -53,11 +61,20 @@ def tier_side(
         own = f"kv+unix://{os.path.abspath(server.unix_path)}"
         return StoreClient(own, transport="unix", name="tiers", token=token)
 
-    return TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
+    side = TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
+    thread = threading.Thread(target=side.run, name="kvstore-tiers", daemon=True)
+    thread.start()
+    try:
+        yield side.guards
+    finally:
+        side.stop()
+        thread.join(STOP_S)
+        if not thread.is_alive():
+            side.close()
 
 
 class TierSide:
-    """Follows the feed of a node, and answers its questions. For one event loop."""
+    """Runs in one thread, with an event loop of its own. `stop` may be called in another."""
 
     def __init__(
         self,
@@ -68,38 +85,45 @@ class TierSide:
         connect: Callable[[str], StoreClient],
     ) -> None:
         self._server = server
+        self._feed = server.offer_feed(MOST_CHANGES)
         self._timeout_s = timeout_s
         self._staging = Staging(memory_bytes)
         self._node = NodeBlocks(connect)
-        self.guards = [Guard(tier, self._staging.memory, timeout_s) for tier in tiers]
+        # What the node holds is told again: the tier may lack it, from when it was away.
+        restart = partial(server.restart_feed, self._feed)
+        self.guards = [
+            Guard(tier, self._staging.memory, timeout_s, started=restart) for tier in tiers
+        ]
         self._fetcher = Fetcher(self.guards, self._staging, self._node)
         self._writer = Writer(self.guards, self._staging, self._node)
         self._values: dict[tuple[str, bytes], BlockValues | None] = {}
-        self._new: list[BlockChange] = []
-        self._news = asyncio.Event()
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            log.exception("the tiers below this node are not used any more")
+
+    def stop(self) -> None:
+        """Have `run` return soon."""
+        os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Give everything back, once `serve` has ended."""
+        """Give everything back, once `run` has returned."""
         self._node.close()
         self._staging.close()
+        os.close(self._stop)
 
-    def take(self, changes: Sequence[BlockChange], *, lost: bool, more: bool) -> None:
-        """See `Follower`."""
-        stored = [change for change in changes if change.stored]
-        room = MOST_CHANGES - len(self._new)
-        if lost or 0 < room < len(stored):  # not again until there is room
-            log.warning("tiers below are slower than puts: they do not get some new blocks")
-        self._new += stored[:room]
-        self._news.set()
-
-    async def serve(self) -> None:
-        """Serve until cancelled."""
+    async def _serve(self) -> None:
         asks = self._server.offer_tiers(self._timeout_s)
+        work = [self._answer_asks(asks), self._follow(), *(one.keep() for one in self.guards)]
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._answer_asks(asks))
-            group.create_task(self._write_new())
-            for guard in self.guards:
-                group.create_task(guard.keep())
+            tasks = [group.create_task(each) for each in work]
+            await readable(self._stop)
+            for task in tasks:
+                task.cancel()
 
     async def _answer_asks(self, descriptor: int) -> None:
         """All at a time; the node bounds them, and the guard of each tier its calls."""
@@ -127,15 +151,18 @@ class TierSide:
         finally:
             self._server.answer_tier(ask.id, blocks)
 
-    async def _write_new(self) -> None:
+    async def _follow(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
-            changes, self._new = self._new, []
+            await readable(self._feed)
+            changes, lost, _ = self._server.take_feed(self._feed)
+            if lost:
+                log.warning("tiers below are slower than puts: they get new blocks later, or never")
+                self._server.restart_feed(self._feed)
             stored = defaultdict(list)
             for change in changes:
-                block = Block(change.hash, change.parent)
-                stored[change.tenant, change.manifest].append(block)
+                if change.in_memory:  # writing what only the disk has would evict other blocks
+                    block = Block(change.hash, change.parent)
+                    stored[change.tenant, change.manifest].append(block)
             for (tenant, digest), blocks in stored.items():
                 try:
                     values = self._values_of(tenant, digest)

@@ -17,9 +17,11 @@ from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus
 from kvrouter_store.tiers.completion import complete
 
 FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 5.0
 START_S = 30.0
-"""How long a start may take: a process, its libraries, and the first answer."""
+"""How long a start may take at least: a process, its libraries, and the first answer."""
+START_CALLS = 4
+"""And at least as long as so many calls."""
 MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
 Operation = Literal["holds", "load", "store", "drop"]
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 class Guard:
     """Raises nothing: what a tier does not answer counts as missing or failed. One event loop.
+
+    started: is called each time that the tier has begun to answer.
 
     Attributes:
         up: whether the circuit is closed.
@@ -41,6 +45,8 @@ class Guard:
         tier: Tier,
         memory: Memory,
         timeout_s: float,
+        *,
+        started: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -51,6 +57,7 @@ class Guard:
         self._tier = tier
         self._memory = memory
         self._timeout_s = timeout_s
+        self._started = started
         self._clock = clock
         self._sleep = sleep
         self._opened = asyncio.Event()
@@ -99,7 +106,7 @@ class Guard:
 
     async def _start(self) -> bool:
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(max(START_S, START_CALLS * self._timeout_s)):
                 await self._tier.start(self._memory)
         except Exception as error:
             log.debug("%s does not start: %s", self.name, _why(error))
@@ -107,6 +114,7 @@ class Guard:
         self._opened.clear()
         self.up = True
         log.info("%s is there", self.name)
+        self._started()
         return True
 
     def _open(self, error: Exception) -> None:

@@ -6,6 +6,8 @@ Not over TCP: a get of a missing key never ends there, and a key is visible befo
 """
 
 import asyncio
+import re
+import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,6 +28,9 @@ PORT: Final = 12345
 DEFAULTS: Final = {"device": "mlx5_1", "port": "1", "link": "Ethernet", "type": "RDMA"}
 LINKS: Final = ("Ethernet", "IB")
 PROBE: Final = "kvrouter"
+REFUSED: Final = re.compile(r"ret = \d+$")
+"""The end of an error that the server answers; the connection is of use still."""
+MARK: Final = 0xA5
 
 
 class InfiniStoreTier:
@@ -48,13 +53,13 @@ class InfiniStoreTier:
         check_package(url, "infinistore", "infinistore")
         self._place = address_of(url, PORT)
         self._connection: Any = None
-        self._address = 0
+        self._memory: Memory
         self._control = asyncio.Lock()
 
     async def start(self, memory: Memory) -> None:
         """Connect, register the memory, and have the server answer once."""
-        self._address = memory.address
-        await asyncio.to_thread(self._connect, len(memory.view))
+        self._memory = memory
+        await asyncio.to_thread(self._connect)
         await self.holds([PROBE])
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:
@@ -68,26 +73,18 @@ class InfiniStoreTier:
 
     async def load(self, items: Sequence[Item]) -> list[TierStatus]:
         """By RDMA. One missing key fails its whole call: then each is asked for by itself."""
-        from infinistore import InfiniStoreKeyNotFound  # noqa: PLC0415
-
         found: dict[Item, TierStatus] = {}
         for same in _by_size(items):
-            try:
-                await self._transfer(self._connection.rdma_read_cache_async, same)
-                found |= dict.fromkeys(same, TierStatus.OK)
-            except InfiniStoreKeyNotFound:
-                if len(same) == 1:
-                    found[same[0]] = TierStatus.MISSING
-                else:
-                    for one in same:
-                        found[one] = (await self.load([one]))[0]
+            found |= await self._read(same)
         return [found[item] for item in items]
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
         """By RDMA. A value that is there is replaced."""
+        done: dict[Item, TierStatus] = {}
         for same in _by_size(items):
-            await self._transfer(self._connection.rdma_write_cache_async, same)
-        return [TierStatus.OK] * len(items)
+            status = await self._transfer(self._connection.rdma_write_cache_async, same)
+            done |= dict.fromkeys(same, status)
+        return [done[item] for item in items]
 
     async def drop(self, keys: Sequence[str]) -> None:
         """By delete_keys."""
@@ -97,30 +94,60 @@ class InfiniStoreTier:
     async def stop(self) -> None:
         """Nothing: the process ends."""
 
-    def _connect(self, memory_bytes: int) -> None:
+    def _connect(self) -> None:
         import infinistore  # noqa: PLC0415
 
         host, _, port = self._place.rpartition(":")
-        config = infinistore.ClientConfig(
-            host_addr=host,
-            service_port=int(port),
-            connection_type=infinistore.TYPE_RDMA,
-            dev_name=self._options["device"],
-            ib_port=int(self._options["port"]),
-            link_type=self._options["link"],
-            log_level="warning",
-        )
-        connection = infinistore.InfinityConnection(config)
         try:
+            config = infinistore.ClientConfig(
+                host_addr=socket.gethostbyname(host),  # it resolves no names
+                service_port=int(port),
+                connection_type=infinistore.TYPE_RDMA,
+                dev_name=self._options["device"],
+                ib_port=int(self._options["port"]),
+                link_type=self._options["link"],
+                log_level="warning",
+            )
+            connection = infinistore.InfinityConnection(config)
             connection.connect()
-            connection.register_mr(self._address, memory_bytes)
+            connection.register_mr(self._memory.address, len(self._memory.view))
         except Exception as error:
             raise TierAway(str(error)) from None
         self._connection = connection
 
-    async def _transfer(self, call: Any, items: Sequence[Item]) -> None:
-        blocks = [(item.key, item.at) for item in items]
-        await call(blocks, items[0].size, self._address)
+    async def _read(self, items: Sequence[Item], mark: int = MARK) -> dict[Item, TierStatus]:
+        """Get values of one size.
+
+        The server says nothing when it has a shorter one. Then a mark in the last byte stays, and
+        stays again when it is another one.
+        """
+        view, lasts = self._memory.view, {item: item.at + item.size - 1 for item in items}
+        for last in lasts.values():
+            view[last] = mark
+        status = await self._transfer(self._connection.rdma_read_cache_async, items)
+        if status is TierStatus.OK:
+            found = dict.fromkeys(items, status)
+            marked = [item for item, last in lasts.items() if view[last] == mark]
+            if marked and mark == MARK:
+                return found | await self._read(marked, MARK ^ 0xFF)
+            return found | dict.fromkeys(marked, TierStatus.FAILED)
+        if len(items) == 1:
+            return {items[0]: status}
+        alone = [await self._read([item]) for item in items]
+        return {item: status for one in alone for item, status in one.items()}
+
+    async def _transfer(self, call: Any, items: Sequence[Item]) -> TierStatus:
+        from infinistore import InfiniStoreKeyNotFound  # noqa: PLC0415
+
+        try:
+            await call([(item.key, item.at) for item in items], items[0].size, self._memory.address)
+        except InfiniStoreKeyNotFound:
+            return TierStatus.MISSING
+        except Exception as error:
+            if REFUSED.search(str(error)):
+                return TierStatus.FAILED
+            raise
+        return TierStatus.OK
 
 
 def _by_size(items: Sequence[Item]) -> list[list[Item]]:

@@ -147,7 +147,7 @@ class RedisTier:
         """The places of commands, each group for one master, that one's failure may not spread."""
         if not self._cluster:
             return [range(len(commands))]
-        await client.initialize()
+        await _begin(client)
         groups: dict[str, list[int]] = {}
         for k, command in enumerate(commands):
             groups.setdefault(client.get_node_from_key(command[1]).name, []).append(k)
@@ -185,6 +185,28 @@ class RedisTier:
         if time.monotonic() - self._map_at > MAP_PAUSE_S:
             self._map_at = time.monotonic()
             self._map = asyncio.create_task(read())
+
+
+async def _begin(client: RedisCluster) -> None:
+    """Read the cluster's map, from any node, where that is not done. RedisError where none answers.
+
+    redis-py then asks the first master of the map which commands there are: the next, if that one
+    is away.
+    """
+    from redis.exceptions import ConnectionError, TimeoutError  # noqa: PLC0415
+
+    asked = set()
+    while True:
+        try:
+            await client.initialize()
+            return
+        except (ConnectionError, TimeoutError, OSError):
+            first = next((node.name for node in client.get_primaries()), None)
+            if first is None or first in asked:
+                raise
+            asked.add(first)
+            nodes = client.nodes_manager.nodes_cache
+            nodes[first] = nodes.pop(first)  # the last to be asked
 
 
 def _read(url: str, name: str) -> tuple[list[str], int]:

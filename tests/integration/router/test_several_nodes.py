@@ -357,7 +357,6 @@ class Claims:
         endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
         self.sockets = EventSockets(endpoints[0], endpoints[1])
         self.port, self.replay_port = (int(each.rpartition(":")[2]) for each in endpoints)
-        self.sockets.answer_replays()
         self._numbers = count()
         self.say({"type": "AllBlocksCleared"})
 

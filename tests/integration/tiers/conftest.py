@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.infinistore import InfiniStore
 from tests.fakes.mooncake import MooncakeStore
 from tests.fakes.redis import MISSING, RedisCluster, RedisServer, redis_server
 
@@ -14,10 +13,8 @@ from kvrouter_store.tiers.base import Memory
 from kvrouter_store.tiers.staging import Staging
 
 NO_FULL_COVERAGE = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000")
-# The folders of packages; .ci/stages/tiers.sh sets the first. benchmarks/connectors/make_peer.sh
-# makes both.
+# The folder of its package; .ci/stages/tiers.sh sets it.
 MOONCAKE = os.environ.get("KVROUTER_MOONCAKE", "")
-INFINISTORE = os.environ.get("KVROUTER_INFINISTORE", "")
 
 
 @pytest.fixture
@@ -47,17 +44,6 @@ def mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moonca
     monkeypatch.setenv("PYTHONPATH", MOONCAKE)
     with MooncakeStore(tmp_path, Path(MOONCAKE)) as servers:
         yield servers
-
-
-@pytest.fixture
-def infinistore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InfiniStore]:
-    """InfiniStore of this test's own, on an RDMA device."""
-    if not INFINISTORE:
-        pytest.skip("there is no InfiniStore (benchmarks/connectors/make_peer.sh brings it)")
-    monkeypatch.syspath_prepend(INFINISTORE)
-    monkeypatch.setenv("PYTHONPATH", INFINISTORE)
-    with InfiniStore(tmp_path, Path(INFINISTORE)) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every tier does, against real servers."""
+"""What every tier does, against real servers. For InfiniStore tests/rdma/ runs it."""
 
 import asyncio
 import os
@@ -10,12 +10,7 @@ from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus
 from kvrouter_store.tiers.registry import open_tier
 
 OK, MISSING = TierStatus.OK, TierStatus.MISSING
-TIERS = [
-    "redis",
-    "cluster",
-    pytest.param("mooncake", marks=pytest.mark.mooncake),
-    pytest.param("infinistore", marks=pytest.mark.rdma),
-]
+TIERS = ["redis", "cluster", pytest.param("mooncake", marks=pytest.mark.mooncake)]
 
 
 @pytest.fixture(params=TIERS)

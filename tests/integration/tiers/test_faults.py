@@ -126,6 +126,22 @@ async def test_a_stalled_master_costs_only_its_keys(cluster: RedisCluster, memor
         cluster.masters[2].resume()
 
 
+@pytest.mark.parametrize(("away", "back"), [("kill", "start"), ("stall", "resume")])
+async def test_a_cluster_is_used_while_the_master_named_first_is_away(
+    cluster: RedisCluster, memory: Memory, away: str, back: str
+) -> None:
+    first = cluster.masters[0]
+    getattr(first, away)()
+    async with guarded(cluster.url, memory) as guard:
+        items = values(memory, 500, 60)
+        assert 20 < (await guard.store(items)).count(OK) < 60
+        getattr(first, back)()
+        async with asyncio.timeout(PATIENCE_S):
+            while await guard.store(items) != [OK] * 60:
+                await asyncio.sleep(0.05)
+        assert guard.up
+
+
 async def test_a_full_redis_refuses_and_stays_there(redis: RedisServer, memory: Memory) -> None:
     async with guarded(redis.url, memory) as guard:
         items = values(memory, 1 << 20, 4)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.tiers.values import HEADER_BYTES
 
 BLOCKS, BLOCK_BYTES = 20, 64 << 10
 MANIFEST = manifest_of(BLOCK_BYTES, parts=2)
@@ -78,12 +78,6 @@ def got(node: StoreProcess, chain: bytes = CHAIN, token: str = "") -> int:
     return blocks
 
 
-def metric(node: StoreProcess, name: str) -> float:
-    with urllib.request.urlopen(f"{node.http_url}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-
-
 def keys_in(redis: RedisServer) -> int:
     return int(redis.command("DBSIZE"))
 
@@ -99,10 +93,10 @@ def test_blocks_of_one_node_are_in_another_over_the_same_tier(
     tier: RedisServer | RedisCluster | MooncakeStore, start: Start
 ) -> None:
     first, second = start(tier.url), start(tier.url)
-    assert eventually(lambda: metric(first, "kvstore:tier_up") == 1)
-    assert eventually(lambda: metric(second, "kvstore:tier_up") == 1)
+    assert eventually(lambda: first.metric("kvstore:tier_up") == 1)
+    assert eventually(lambda: second.metric("kvstore:tier_up") == 1)
     put(first)
-    assert eventually(lambda: metric(first, "kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
+    assert eventually(lambda: first.metric("kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
     with StoreClient(second.url) as client:
         match = client.match(MANIFEST, CHAIN)
     assert match.blocks == BLOCKS
@@ -118,7 +112,7 @@ def test_blocks_that_the_pool_evicted_come_back(redis: RedisServer, start: Start
     assert eventually(lambda: keys_in(redis) == KEYS)
     for seed in "bcdefg":
         put(node, chain_of(BLOCKS, seed))
-    assert metric(node, 'kvstore:evictions_total{reason="capacity"}') > BLOCKS
+    assert node.metric('kvstore:evictions_total{reason="capacity"}') > BLOCKS
     assert got(node) == BLOCKS
 
 
@@ -157,7 +151,7 @@ def test_a_block_falsified_in_redis_is_refused_and_dropped(
     assert got(second) == 0
     assert second.says("not what was stored")
     assert eventually(lambda: keys_in(redis) < KEYS)
-    assert metric(second, "kvstore:tier_values_total{") >= KEYS
+    assert second.metric("kvstore:tier_values_total{") >= KEYS
 
 
 def test_tenants_over_one_redis_find_nothing_of_each_other(
@@ -181,21 +175,37 @@ def test_a_tier_that_is_away_slows_nothing_down(redis: RedisServer, start: Start
     assert got(node) == BLOCKS
     assert got(node, chain_of(BLOCKS, "unknown")) == 0
     assert time.monotonic() - began < 1.0
-    assert metric(node, "kvstore:tier_up") == 0
+    assert node.metric("kvstore:tier_up") == 0
     redis.start()
-    assert eventually(lambda: metric(node, "kvstore:tier_up") == 1)
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 1)
+
+
+@pytest.mark.parametrize(("away", "back"), [("kill", "start"), ("stall", "resume")])
+def test_what_a_tier_lacks_when_it_is_back_is_written_then(
+    redis: RedisServer, start: Start, away: str, back: str
+) -> None:
+    node = start(redis.url)
+    put(node)
+    assert eventually(lambda: keys_in(redis) == KEYS)
+    getattr(redis, away)()
+    put(node, chain_of(BLOCKS, "meanwhile"))
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 0)
+    getattr(redis, back)()
+    assert eventually(lambda: keys_in(redis) == 2 * KEYS)
+    written = 2 * KEYS if back == "resume" else 3 * KEYS  # a killed one has lost all
+    assert node.metric("kvstore:tier_bytes_total{") == written * (BLOCK_BYTES + HEADER_BYTES)
 
 
 def test_a_tier_that_stalls_costs_one_request_its_deadline(
     redis: RedisServer, start: Start
 ) -> None:
     node = start(redis.url, "--tier-timeout", "0.3")
-    assert eventually(lambda: metric(node, "kvstore:tier_up") == 1)
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 1)
     redis.stall()
     began = time.monotonic()
     assert got(node, chain_of(BLOCKS, "unknown")) == 0
     assert time.monotonic() - began < 1.0
-    assert eventually(lambda: metric(node, "kvstore:tier_up") == 0)
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 0)
     began = time.monotonic()
     assert got(node, chain_of(BLOCKS, "unknown")) == 0
     assert time.monotonic() - began < 0.5
@@ -215,10 +225,10 @@ def test_a_second_tier_has_what_the_first_lacks(
     redis: RedisServer, cluster: RedisCluster, start: Start
 ) -> None:
     behind = start(cluster.url)
-    assert eventually(lambda: metric(behind, "kvstore:tier_up") == 1)
+    assert eventually(lambda: behind.metric("kvstore:tier_up") == 1)
     put(behind)
-    assert eventually(lambda: metric(behind, "kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
+    assert eventually(lambda: behind.metric("kvstore:tier_bytes_total") > KEYS * BLOCK_BYTES)
     node = start(f"{redis.url} {cluster.url}")
-    assert eventually(lambda: metric(node, "kvstore:tier_up") == 2)
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 2)
     assert got(node) == BLOCKS
     assert eventually(lambda: keys_in(redis) == KEYS)

@@ -247,6 +247,14 @@ def test_without_its_store_an_engine_computes_and_says_the_same(
     assert prefill.ask("GET", "/health")[0] == 200
 
 
+def test_an_engine_that_starts_without_its_store_says_so(
+    engine: Start, store: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.stop()
+    engine(role="prefill", store_deadline="200ms")
+    assert "does not answer" in caplog.text
+
+
 def test_many_requests_at_once_all_say_what_one_engine_alone_says(
     engine: Start, alone: LiveSim
 ) -> None:

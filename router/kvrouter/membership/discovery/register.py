@@ -17,7 +17,7 @@ from kvrouter.credentials.tls import Trust
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
-from kvrouter.membership.probe_client import ProbeClient
+from kvrouter.membership.probe_client import ProbeClient, try_connection
 from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter_store.log import log_to_stderr
@@ -118,7 +118,7 @@ class Registrar:
         engine = registration.engine
         try:
             if engine.role is Role.STORE:
-                await _connect(engine, self._settings.health_timeout_s)
+                await try_connection(engine.host, engine.port, self._settings.health_timeout_s)
             else:
                 await self._probe.body(engine, "/health", None)
         except OSError as error:
@@ -139,13 +139,6 @@ class Registrar:
             log.info("engine %s is to drain", address)
         except RedisFailed as error:
             log.warning("engine %s stays registered for %g s: %s", address, ttl_s, error)
-
-
-async def _connect(node: Engine, timeout_s: float) -> None:
-    """See whether a store node takes connections; OSError (also TimeoutError): it does not."""
-    async with asyncio.timeout(timeout_s):
-        _, writer = await asyncio.open_connection(node.host, node.port)
-        writer.close()
 
 
 def run(settings: RegisterSettings) -> int:

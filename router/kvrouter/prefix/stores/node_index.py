@@ -119,15 +119,19 @@ class NodeIndex:
     def match(self, groups: Sequence[CacheGroup], hashes: bytes) -> dict[str, int]:
         """Leading blocks of a chain that an engine can load, at each node that is known, by URL."""
 
+        @cache
         def runs(first: int, end: int) -> Mapping[Engine, int]:
             return self._index.match(hashes[first * HASH_BYTES : end * HASH_BYTES])
 
-        shared, blocks, found = cache(runs), len(hashes) // HASH_BYTES, {}
-        for url, node in self._nodes.items():
-            if self._tracker.confidence(node) is Reason.COMPLETE:
-                run = partial(_run, shared, self._mapping.holders(node))
-                found[url] = known_loadable(run, groups, blocks)
-        return found
+        def run(node: Engine, manifest: str, first: int, end: int) -> int:
+            holder = self._mapping.holders(node).get(manifest)
+            return 0 if holder is None else runs(first, end).get(holder, 0)
+
+        return {
+            url: known_loadable(partial(run, node), groups, len(hashes) // HASH_BYTES)
+            for url, node in self._nodes.items()
+            if self._tracker.confidence(node) is Reason.COMPLETE
+        }
 
     def states(self) -> Iterator[tuple[str, Reason]]:
         """How well each node is known, by URL; it is asked unless the reason is COMPLETE."""
@@ -143,14 +147,3 @@ class NodeIndex:
         self._replayer.close()
         self._connector.close()
         self._context.destroy(linger=0)
-
-
-def _run(
-    runs: Callable[[int, int], Mapping[Engine, int]],
-    holders: Mapping[str, Engine],
-    manifest: str,
-    first: int,
-    end: int,
-) -> int:
-    holder = holders.get(manifest)
-    return 0 if holder is None else runs(first, end).get(holder, 0)

@@ -16,7 +16,7 @@ from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingRes
 from kvrouter.prefix.stores.node import Manifests, NodeView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
     from kvrouter.engines.engine import CacheGroup
     from kvrouter.prefix.stores.node_index import NodeIndex
@@ -107,12 +107,15 @@ class NodesView:
         if len(self._views) == 1:
             (view,) = self._views.values()
             return StoreMatch(await view.match(manifest, hashes))
-        urls = self._in_turn()
+        urls = list(self._views)
+        self._turn = (self._turn + 1) % max(len(urls), 1)
+        urls = urls[self._turn :] + urls[: self._turn]
         known = self._known(manifest, hashes)
         held = {url: known[url] for url in urls if url in known}
         best = max(held, key=held.__getitem__, default=None)
         asked = [url for url in urls if url == best or url not in held]
-        held.update(await self._ask(asked, manifest, hashes))
+        found = await asyncio.gather(*(self._views[u].match(manifest, hashes) for u in asked))
+        held.update(zip(asked, found, strict=True))
         return StoreMatch(max(held.values(), default=0), held)
 
     async def wait(
@@ -137,12 +140,6 @@ class NodesView:
             {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
         )
 
-    def _in_turn(self) -> list[str]:
-        """The URLs, beginning with another one each time."""
-        urls = list(self._views)
-        self._turn = (self._turn + 1) % max(len(urls), 1)
-        return urls[self._turn :] + urls[: self._turn]
-
     def _known(self, manifest: str, hashes: bytes) -> Mapping[str, int]:
         """What the index knows of nodes that are connected, by URL."""
         if self.index is None:
@@ -150,16 +147,6 @@ class NodesView:
         groups = self._manifests.groups_of(self._manifests.current(manifest))
         found = self.index.match(groups, hashes)
         return {url: n for url, n in found.items() if self._views[url].store.connected}
-
-    async def _ask(
-        self, urls: Sequence[str], manifest: str, hashes: bytes
-    ) -> Iterable[tuple[str, int]]:
-        """Leading blocks at each of these nodes; 0 of one that does not answer."""
-        views = [self._views[url] for url in urls]
-        if len(views) == 1:
-            return [(urls[0], await views[0].match(manifest, hashes))]
-        found = await asyncio.gather(*(view.match(manifest, hashes) for view in views))
-        return zip(urls, found, strict=True)
 
 
 async def _first_landed(

@@ -64,6 +64,7 @@ TOPICS: Final = {
         store.store_disk,
         store.store_transport,
         store.store_rdma,
+        store.store_events,
     ),
     "A prompt through both legs": (
         end_to_end.connector_role,

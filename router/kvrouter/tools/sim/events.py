@@ -114,8 +114,6 @@ class EventPublisher:
         self._sockets = EventSockets(
             self.endpoint, self.replay_endpoint, self.buffer_steps, bind=bind
         )
-        if self.replay_endpoint is not None:
-            self._sockets.answer_replays()
 
     @property
     def ports(self) -> tuple[int, int | None]:

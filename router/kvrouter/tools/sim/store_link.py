@@ -5,6 +5,7 @@ store, and computed again.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -24,6 +25,8 @@ from kvrouter_store.identity.layout import Layout
 Result = TypeVar("Result")
 _LAYOUT = "kvrouter-sim/1"
 _KEPT = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)
+
+log = logging.getLogger(__name__)
 
 
 def sim_manifest(
@@ -85,6 +88,10 @@ class SimStoreLink:
     async def register(self) -> None:
         """Register the engine. If the store is away, the next operation does it."""
         await self._guarded(lambda client: None, None)
+        if not self._registered:
+            log.warning(
+                "the store %s does not answer: %s computes all", self.client.url, self.engine
+            )
 
     async def match(self, hashes: BlockHashes, node: str = "") -> int:
         """How many leading blocks the store has; 0 if it is away."""

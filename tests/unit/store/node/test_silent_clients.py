@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.fakes.stall import stall
 from tests.fakes.stopped_client import BLOCK, MANIFEST
 from tests.fakes.store import (
     HASH_BYTES,
@@ -53,7 +54,7 @@ class Holder:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         self.statuses = self._read()
-        self._process.send_signal(signal.SIGSTOP)
+        stall(self._process.pid)
 
     def go_on_and_commit(self) -> list[BlockStatus]:
         """What becomes of its reservations."""

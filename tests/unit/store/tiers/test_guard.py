@@ -59,6 +59,7 @@ class Time:
     def __init__(self) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
+        self.starts: list[float] = []
         self.sleeping = asyncio.Semaphore(0)
         self.wake = asyncio.Semaphore(0)
 
@@ -85,7 +86,14 @@ class Kept:
     def __init__(self, tier: ScriptedTier, time: Time, timeout_s: float = 5.0) -> None:
         staging = Staging(1 << 20)
         memory = staging.memory
-        self.guard = Guard(tier, memory, timeout_s, clock=lambda: time.now, sleep=time.sleep)
+        self.guard = Guard(
+            tier,
+            memory,
+            timeout_s,
+            started=lambda: time.starts.append(time.now),
+            clock=lambda: time.now,
+            sleep=time.sleep,
+        )
 
     async def __aenter__(self) -> Guard:
         self._task = asyncio.create_task(self.guard.keep())
@@ -140,6 +148,7 @@ async def test_a_failure_opens_the_circuit_and_a_start_closes_it(
         time.wake.release()
         await until(lambda: guard.up)
         assert await guard.holds(["a", "b"]) == [True, False]
+        assert time.starts == [0.0, FIRST_PAUSE_S]
 
 
 async def test_pauses_grow_while_starts_fail(tier: ScriptedTier, time: Time) -> None:

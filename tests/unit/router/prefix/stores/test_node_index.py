@@ -47,9 +47,6 @@ class FakeServer:
     def restart_feed(self) -> None:
         self.queue |= dict.fromkeys(sorted({name for _, name in self.held}))
 
-    def manifest(self, tenant: str, digest: bytes) -> None:
-        """No block size is known."""
-
     def take(self, most: int) -> tuple[list[Change], bool]:
         lost, self.lost = self.lost, False
         names = list(self.queue)[:most]
@@ -110,7 +107,12 @@ class NodeAndRouter(RuleBasedStateMachine):
 
     def start(self, held: Held) -> None:
         self.server, self.sockets = FakeServer(held), FakeSockets()
-        self.events = BlockEvents(self.server, self.sockets, "kv@n:1")  # type: ignore[arg-type]
+        self.events = BlockEvents(
+            self.sockets,  # type: ignore[arg-type]
+            "kv@n:1",
+            self.server.restart_feed,
+            lambda digest: None,  # no block size is known
+        )
 
     @rule(name=st.sampled_from(NAMES), manifest=st.sampled_from([A, B]))
     def put(self, name: bytes, manifest: bytes) -> None:

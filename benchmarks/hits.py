@@ -1,0 +1,146 @@
+"""When KV has landed, and what a hit costs: from the local node, a neighbour and each tier.
+
+    python -m benchmarks.hits [--quick] [--json FILE] [--tiers NAME...]
+
+Landing: from the last put of a chain until the router's client knows that all of it is there. It
+waits at the node of the prefill engine, over the node's socket, or over TCP as with a neighbour;
+for a tier it asks another node, which has no block, again and again. Load: an engine's client gets
+blocks of 1 MiB by shared memory, from the neighbour over TCP; the node over a tier is empty before.
+CPU: of the load of 256 blocks, without the servers of the tier. Medians; all processes are on this
+machine. `python -m benchmarks.tiers --help` tells what Mooncake needs.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tests.fakes.store import Memory
+
+from benchmarks.arguments import parser_of
+from benchmarks.tiers_rig import KINDS, MIB, Blocks, Node, cpu_s, read, serving, write
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+
+COUNTS = (1, 16, 256)
+LOCAL, NEIGHBOUR = "the local node", "a neighbour"
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Source:
+    """Where blocks come from: milliseconds and CPU seconds, in the order of rounds."""
+
+    name: str
+    landing_ms: list[float] = field(default_factory=list)
+    load_ms: dict[int, list[float]] = field(default_factory=lambda: {n: [] for n in COUNTS})
+    client_s: list[float] = field(default_factory=list)
+    node_s: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        loads = {n: median(times) for n, times in self.load_ms.items()}
+        cells = [f"{ms:.1f} ms, {n * 1000 / 1024 / ms:.2f} GiB/s" for n, ms in loads.items()]
+        gib = len(self.client_s) * COUNTS[-1] / 1024
+        cpu = f"{sum(self.client_s) / gib:.2f} s | {sum(self.node_s) / gib:.2f} s"
+        return f"| {self.name} | {median(self.landing_ms):.1f} ms | {' | '.join(cells)} | {cpu} |"
+
+
+async def landing_ms(blocks: Blocks, near: Node, far: Node) -> float:
+    """From the last put into one node until the blocks are known at it, or to be at the other."""
+    hashes = blocks.next()
+    with near.client("auto") as writer:
+        write(writer, blocks, hashes[:-32])
+        async with AsyncStoreClient(far.url) as router:
+            await router.register(blocks.manifest)
+            look = waited if near is far else known
+            landing = asyncio.create_task(look(router, blocks, hashes))
+            await asyncio.sleep(0)
+            await router.stats()  # answered when the node has the question before
+            begun = time.perf_counter()
+            await asyncio.to_thread(write, writer, blocks, hashes, blocks.count - 1)
+            await landing
+            return (time.perf_counter() - begun) * 1000
+
+
+async def waited(router: AsyncStoreClient, blocks: Blocks, hashes: bytes) -> None:
+    """Until the node says that they have landed."""
+    await router.wait(blocks.manifest, hashes, blocks.count, PATIENCE_S)
+
+
+async def known(router: AsyncStoreClient, blocks: Blocks, hashes: bytes) -> None:
+    """Until a match has them all."""
+    while (await router.match(blocks.manifest, hashes)).blocks < blocks.count:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def measure(source: Source, near: Node, far: Node, rounds: int) -> None:
+    """Fill the figures of a source. Blocks are written to one node and read from the other."""
+    for count in COUNTS:
+        blocks, into = Blocks(count, MIB), Memory(count, MIB)
+        with near.client("auto") as writer, far.client("auto") as reader:
+            for turn in range(-1, rounds):  # the first is not counted
+                hashes = blocks.next()
+                write(writer, blocks, hashes)
+                while reader.match(blocks.manifest, hashes).blocks < count:
+                    pass
+                node_s, before_s = cpu_s(far.pid), time.process_time()
+                begun = time.perf_counter()
+                read(reader, blocks, hashes, into)
+                seconds = time.perf_counter() - begun
+                if turn >= 0:
+                    source.load_ms[count].append(seconds * 1000)
+                if turn >= 0 and count == COUNTS[-1]:
+                    source.client_s.append(time.process_time() - before_s)
+                    source.node_s.append(cpu_s(far.pid) - node_s)
+                if near is not far:
+                    reader.purge()
+                writer.purge()
+    few = Blocks(4, MIB)
+    source.landing_ms += [asyncio.run(landing_ms(few, near, far)) for _ in range(4 * rounds)]
+
+
+def measured(name: str, rounds: int, folder: Path) -> Source:
+    """The figures of a source."""
+    source, memory = Source(name), 2 * COUNTS[-1] * MIB
+    with ExitStack() as stack:
+        if name in {LOCAL, NEIGHBOUR}:
+            alone = () if name == LOCAL else ("--unix-socket", "none")
+            node = stack.enter_context(Node(folder / "node", memory, "", *alone))
+            measure(source, node, node, rounds)
+        else:
+            url = stack.enter_context(serving(name, folder / "servers"))
+            near = stack.enter_context(Node(folder / "near", memory, url))
+            far = stack.enter_context(Node(folder / "far", memory, url))
+            measure(source, near, far, rounds)
+    return source
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table in Markdown."""
+    parser = parser_of("benchmarks.hits", __doc__)
+    parser.add_argument("--quick", action="store_true", help="two rounds instead of five")
+    parser.add_argument("--json", type=Path, help="write every figure there")
+    parser.add_argument("--tiers", nargs="*", choices=KINDS, default=KINDS)
+    options = parser.parse_args(arguments)
+    sources = []
+    heads = ["Blocks from", "landing", *(f"load of {n}" for n in COUNTS), "CPU of client per GiB"]
+    print("| " + " | ".join([*heads, "CPU of node per GiB"]) + " |\n" + "|---" * 7 + "|")
+    for name in (LOCAL, NEIGHBOUR, *options.tiers):
+        try:
+            with tempfile.TemporaryDirectory(prefix="kvh-") as folder:
+                sources.append(measured(name, 2 if options.quick else 5, Path(folder)))
+            print(sources[-1], flush=True)
+        except RuntimeError as error:
+            print(f"{name} was left out: {error}", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in sources], indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

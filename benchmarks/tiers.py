@@ -1,0 +1,216 @@
+"""Throughput through the tier of a node, beside the tier's own client library alone.
+
+    python -m benchmarks.tiers [--quick] [--json FILE] [--tiers NAME...]
+
+Put: an engine's client writes blocks to a node until its tier has all of them. Get: an engine's
+client reads them from a second, empty node, which has them from the tier. Alone: the library stores
+and loads values of the same size in batches of the same size, from and to its own memory (redis-py
+with hiredis in pipelines, Mooncake's batch calls on registered memory). Both are done in pairs,
+A B B A; each pair has a ratio, and the median is to be 0.8. All processes are on this machine: only
+ratios can be compared. Mooncake needs KVROUTER_MOONCAKE, which
+`benchmarks/connectors/make_peer.sh mooncake python` prints, and its lib in LD_LIBRARY_PATH.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from tests.fakes.store import Memory
+
+from benchmarks.arguments import parser_of
+from benchmarks.tiers_rig import KINDS, MIB, TIER_MEMORY, Blocks, Node, read, serving, write
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.tiers.base import Item, Tier, TierStatus
+from kvrouter_store.tiers.registry import tier_of
+from kvrouter_store.tiers.staging import Staging
+
+SIZES = {"64 KiB": 64 << 10, "1 MiB": MIB}
+PAIRS = 5
+
+
+class RedisAlone:
+    """redis-py, of one server or a cluster: a pipeline for each batch."""
+
+    def __init__(self, url: str, size: int, batch: int) -> None:
+        kind: Any = RedisCluster if "+cluster" in url else Redis
+        self._client = kind.from_url(url.replace("+cluster", "").partition(",")[0], protocol=2)
+        self._values = [os.urandom(size) for _ in range(batch)]
+
+    async def store(self, keys: Sequence[str]) -> None:
+        """SET each."""
+        await self._all([("SET", *pair) for pair in zip(keys, self._values, strict=False)])
+
+    async def load(self, keys: Sequence[str]) -> None:
+        """GET each."""
+        if await self._all([("GET", key) for key in keys]) != self._values[: len(keys)]:
+            raise RuntimeError("Redis alone did not return what it got")
+
+    async def _all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await pipeline.execute())
+
+
+class MooncakeAlone:
+    """Mooncake's client in this process: a batch call in a thread."""
+
+    def __init__(self, tier: Tier, size: int, stride: int) -> None:
+        self._tier, self._size, self._stride = tier, size, stride
+
+    async def store(self, keys: Sequence[str]) -> None:
+        """By batch_put_from."""
+        self._check(await self._tier.store(self._items(keys)))
+
+    async def load(self, keys: Sequence[str]) -> None:
+        """By batch_get_into."""
+        self._check(await self._tier.load(self._items(keys)))
+
+    def _items(self, keys: Sequence[str]) -> list[Item]:
+        return [Item(key, k * self._stride, self._size) for k, key in enumerate(keys)]
+
+    def _check(self, statuses: Sequence[TierStatus]) -> None:
+        if set(statuses) != {TierStatus.OK}:
+            raise RuntimeError(f"Mooncake alone failed: {set(statuses)}")
+
+
+@dataclass
+class Row:
+    """One operation: GiB/s of each pair."""
+
+    tier: str
+    size: str
+    operation: str
+    through: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        ratios = [mine / other for mine, other in zip(self.through, self.alone, strict=True)]
+        return (
+            f"| {self.tier} | {self.size} | {self.operation} | {median(self.through):.2f} GiB/s "
+            f"| {median(self.alone):.2f} GiB/s "
+            f"| **{median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+
+
+class Pairs:
+    """Measures one tier with blocks of one size. `nodes`: clients of two nodes over it."""
+
+    def __init__(self, blocks: Blocks, url: str, nodes: Sequence[StoreClient]) -> None:
+        self._blocks = blocks
+        self._writer, self._reader = nodes
+        self._into = Memory(blocks.count, blocks.memory.block_bytes)
+        self._tier = tier_of(url)
+        staging, stride = Staging(TIER_MEMORY), blocks.values.block_bytes
+        size = blocks.values.items(0, [bytes(32)])[0].size
+        self._memory = staging.memory
+        self._batch = staging.chunk_bytes // stride
+        self._alone = (
+            RedisAlone(url, size, self._batch)
+            if "redis" in url
+            else MooncakeAlone(self._tier, size, stride)
+        )
+
+    async def measure(self, rows: tuple[Row, Row], pairs: int) -> None:
+        """Fill the rows of put and get."""
+        await self._tier.start(self._memory)
+        for turn in range(-1, pairs):  # the first is not counted
+            if turn % 2:
+                alone_s = await self._by_itself()
+            through_s = await self._through()
+            if turn % 2 == 0:
+                alone_s = await self._by_itself()
+            for row, one_s, other_s in zip(rows, through_s, alone_s, strict=True):
+                if turn >= 0:
+                    row.through.append(self._blocks.bytes / one_s / 1024 / MIB)
+                    row.alone.append(self._blocks.bytes / other_s / 1024 / MIB)
+        await self._tier.stop()
+
+    async def _through(self) -> tuple[float, float]:
+        """Seconds of a put until it is in the tier, and of a get out of it."""
+        hashes = self._blocks.next()
+        keys = self._blocks.keys(hashes)
+        begun = time.perf_counter()
+        write(self._writer, self._blocks, hashes)
+        while True:
+            while not all(await self._tier.holds(keys[-1:])):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            put_s = time.perf_counter() - begun
+            if all(await self._tier.holds(keys)):
+                break
+        self._writer.purge()
+        begun = time.perf_counter()
+        read(self._reader, self._blocks, hashes, self._into)
+        get_s = time.perf_counter() - begun
+        if self._into.data != self._blocks.memory.data:
+            raise RuntimeError("blocks came back with other bytes")
+        self._reader.purge()
+        await self._tier.drop(keys)
+        return put_s, get_s
+
+    async def _by_itself(self) -> tuple[float, float]:
+        """Seconds in which the client alone stores and loads as much."""
+        keys = self._blocks.keys(self._blocks.next())
+        batches = [keys[at : at + self._batch] for at in range(0, len(keys), self._batch)]
+        times = [time.perf_counter()]
+        for call in (self._alone.store, self._alone.load):
+            for some in batches:
+                await call(some)
+            times.append(time.perf_counter())
+        await self._tier.drop(keys)
+        return times[1] - times[0], times[2] - times[1]
+
+
+def rows_of(kind: str, total: int, pairs: int, folder: Path) -> Iterator[Row]:
+    """Measure one tier."""
+    for name, size in SIZES.items():
+        with ExitStack() as stack:
+            here = folder / f"{kind}-{size}".replace(" ", "-")
+            here.mkdir()
+            url = stack.enter_context(serving(kind, here / "servers"))
+            nodes = [
+                stack.enter_context(Node(here / each, 2 * total + 64 * MIB, url))
+                for each in ("first", "second")
+            ]
+            clients = [stack.enter_context(node.client()) for node in nodes]
+            rows = Row(kind, name, "put"), Row(kind, name, "get")
+            asyncio.run(Pairs(Blocks(total // size, size), url, clients).measure(rows, pairs))
+            yield from rows
+
+
+def main() -> int:
+    """Print a table in Markdown."""
+    parser = parser_of("benchmarks.tiers", __doc__)
+    parser.add_argument("--quick", action="store_true", help="two pairs of less data")
+    parser.add_argument("--json", type=Path, help="write every figure there")
+    parser.add_argument("--tiers", nargs="+", choices=KINDS, default=KINDS)
+    options = parser.parse_args()
+    total, pairs = (32 * MIB, 2) if options.quick else (128 * MIB, PAIRS)
+    rows: list[Row] = []
+    print("| Tier | block | | through a node | client alone | ratio (range) |\n" + "|---" * 6 + "|")
+    with tempfile.TemporaryDirectory(prefix="kvt-") as folder:
+        for kind in options.tiers:
+            try:
+                for row in rows_of(kind, total, pairs, Path(folder)):
+                    rows.append(row)
+                    print(row, flush=True)
+            except RuntimeError as error:
+                print(f"{kind} was left out: {error}", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
