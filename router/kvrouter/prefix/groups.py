@@ -6,7 +6,6 @@ attention all blocks, a sliding window the last ones, a recurrent state the last
 
 from __future__ import annotations
 
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -60,26 +59,19 @@ def known_loadable(
 
     run: how many blocks from a first one on, before an end, are there of a manifest without a hole.
     """
-    left, most = (blocks if groups else 0), -1
-    while left != most:
-        most = left
+    left = blocks if groups else 0
+    while left:
+        ends = []
         for group in groups:
             if group.reach is None:
-                left = min(left, run(group.manifest, 0, blocks))
+                ends.append(min(left, run(group.manifest, 0, blocks)))
             else:
-                left = _boundary(partial(run, group.manifest), group.reach, left)
-    return left
-
-
-def _boundary(run: Callable[[int, int], int], reach: int, blocks: int) -> int:
-    """The most leading blocks, of these, of which the last `reach`, or all, are there."""
-    while blocks:
-        first = max(0, blocks - reach)
-        end = first + run(first, blocks)
-        if end == blocks:
+                first = max(0, left - group.reach)
+                ends.append(first + run(group.manifest, first, left))
+        if min(ends) == left:
             break
-        blocks = end  # the block behind it is missing
-    return blocks
+        left = min(ends)  # the block behind it is missing, and all boundaries up to here need it
+    return left
 
 
 async def landed(

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,16 +18,24 @@ import zmq
 
 from kvrouter_store._core import BlockChange, StoreServer
 from kvrouter_store.events.publisher import EventSockets
-from kvrouter_store.identity.block import Manifest
-from kvrouter_store.node.feed import MOST_CHANGES, readable
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, TenantToken
 
-MEDIUM = "STORE"
-GATHER_S = 0.01
-"""Changes that come within this time are published together."""
+MOST_CHANGES = 1 << 16
+"""Changes that may wait to be published. After more, all that the node holds is told again."""
+LOOK_S = 0.02
+"""Between two looks for changes, which also find what clients have posted in shared memory."""
 Event = dict[str, Any]
 CLEARED: Event = {"type": "AllBlocksCleared"}
+REMOVED: Event = {"type": "BlockRemoved", "medium": "STORE"}
+STORED: Event = {
+    "type": "BlockStored",
+    "medium": "STORE",
+    "parent_block_hash": None,
+    "token_ids": [],  # the node knows of none
+    "block_size": 0,
+    "lora_id": None,
+}
 log = logging.getLogger(__name__)
 
 
@@ -56,8 +64,7 @@ def publishing_events(
             f"{config.replay_endpoint}: {error.strerror}"
         ) from None
     feed = server.offer_feed(MOST_CHANGES)
-    document = partial(server.manifest, tenants[0][0] if tenants else "")
-    events = BlockEvents(sockets, config.topic or "", partial(server.restart_feed, feed), document)
+    events = BlockEvents(sockets, config.topic or "", partial(server.restart_feed, feed))
     following = asyncio.create_task(_follow(server, feed, events))
     following.add_done_callback(lambda _: sockets.close())
     try:
@@ -68,15 +75,12 @@ def publishing_events(
 
 async def _follow(server: StoreServer, feed: int, events: "BlockEvents") -> None:
     """Hand changes on until cancelled. If it fails, its end shows routers to ask this node."""
+    more = True
     try:
         while True:
-            await readable(feed)
-            await asyncio.sleep(GATHER_S)
-            more = True
-            while more:
-                changes, lost, more = server.take_feed(feed)
-                events.take(changes, lost=lost, more=more)
-                await asyncio.sleep(0)
+            await asyncio.sleep(0 if more else LOOK_S)
+            changes, lost, more = server.take_feed(feed)
+            events.take(changes, lost=lost, more=more)
     except Exception:
         log.exception("this node publishes no events any more")
 
@@ -84,24 +88,16 @@ async def _follow(server: StoreServer, feed: int, events: "BlockEvents") -> None
 class BlockEvents:
     """Makes events of the changes of a node, and sends them.
 
-    restart: has the node tell all that it holds once more. document: that of a manifest.
+    restart: has the node tell all that it holds once more.
     """
 
-    def __init__(
-        self,
-        sockets: EventSockets,
-        topic: str,
-        restart: Callable[[], None],
-        document: Callable[[bytes], bytes | None],
-    ) -> None:
+    def __init__(self, sockets: EventSockets, topic: str, restart: Callable[[], None]) -> None:
         self._sockets = sockets
         self._topic = topic.encode()
         self._restart = restart
-        self._document = document
         self._next = 0
         self._beginning = b""  # the number of the last message that cleared everything
         self._encode = msgspec.msgpack.Encoder().encode
-        self._block_tokens = cache(self._read_block_tokens)
         self._anew: list[msgspec.Raw] | None = None  # what follows a beginning, not sent so far
         sockets.on_replay = self._asked
         self._begin()
@@ -152,16 +148,7 @@ class BlockEvents:
         names: defaultdict[tuple[bool, bytes], list[bytes]] = defaultdict(list)
         for change in changes:
             names[change.stored, change.manifest].append(change.hash)
-        return [self._event(*key, hashes) for key, hashes in names.items()]
-
-    def _event(self, stored: bool, manifest: bytes, hashes: list[bytes]) -> Event:
-        event: Event = {"block_hashes": hashes, "medium": MEDIUM, "manifest": manifest}
-        if not stored:
-            return event | {"type": "BlockRemoved"}
-        size = self._block_tokens(manifest)
-        chain: Event = {"parent_block_hash": None, "token_ids": [], "block_size": size}
-        return event | {"type": "BlockStored", "lora_id": None} | chain
-
-    def _read_block_tokens(self, manifest: bytes) -> int:
-        document = self._document(manifest)
-        return Manifest.from_doc(document).spec.block_tokens if document is not None else 0
+        return [
+            (STORED if stored else REMOVED) | {"block_hashes": hashes, "manifest": manifest}
+            for (stored, manifest), hashes in names.items()
+        ]

@@ -18,7 +18,6 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import BlockHashes
-from kvrouter_store.node.feed import MOST_CHANGES, readable
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, tokens_of
 from kvrouter_store.tiers.base import Tier, TierRefused
@@ -29,6 +28,8 @@ from kvrouter_store.tiers.registry import open_tier
 from kvrouter_store.tiers.staging import Staging
 from kvrouter_store.tiers.write import Writer
 
+MOST_CHANGES = 1 << 16
+"""Changes that may wait to be written. After more, all that the node holds is told again."""
 STOP_S = 10.0
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class TierSide:
         work = [self._answer_asks(asks), self._follow(), *(one.keep() for one in self.guards)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
-            await readable(self._stop)
+            await _readable(self._stop)
             for task in tasks:
                 task.cancel()
 
@@ -129,7 +130,7 @@ class TierSide:
         """All at a time; the node bounds them, and the guard of each tier its calls."""
         running: set[asyncio.Task[None]] = set()
         while True:
-            await readable(descriptor)
+            await _readable(descriptor)
             for ask in self._server.take_tier_asks():
                 task = asyncio.create_task(self._answer(ask))
                 running.add(task)
@@ -153,7 +154,7 @@ class TierSide:
 
     async def _follow(self) -> None:
         while True:
-            await readable(self._feed)
+            await _readable(self._feed)
             changes, lost, _ = self._server.take_feed(self._feed)
             if lost:
                 log.warning("tiers below are slower than puts: they get new blocks later, or never")
@@ -191,3 +192,12 @@ class TierSide:
                 values = None
             self._values[tenant, digest] = values
         return self._values[tenant, digest]
+
+
+async def _readable(descriptor: int) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -111,7 +111,6 @@ class NodeAndRouter(RuleBasedStateMachine):
             self.sockets,  # type: ignore[arg-type]
             "kv@n:1",
             self.server.restart_feed,
-            lambda digest: None,  # no block size is known
         )
 
     @rule(name=st.sampled_from(NAMES), manifest=st.sampled_from([A, B]))
