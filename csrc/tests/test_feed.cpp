@@ -142,6 +142,7 @@ void a_feed_that_nobody_takes_costs_another_one_nothing() {
   CHECK(other >= 0 && other != fed.ready);
   Client client = Client::tcp(fed.server.port());
   client.greet();
+  CHECK(fed.take().empty() && fed.server.take_feed(other).changes.empty());
   client.put(1, 8);
   const Feed::Taken taken = fed.server.take_feed(other);
   CHECK(taken.changes.size() == 8 && !taken.lost && !taken.more);

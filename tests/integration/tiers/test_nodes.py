@@ -116,7 +116,7 @@ def test_blocks_that_the_pool_evicted_come_back(redis: RedisServer, start: Start
     assert got(node) == BLOCKS
 
 
-async def test_what_goes_to_a_tier_is_published_to_routers_too(
+async def test_what_goes_to_a_tier_is_published_too_and_once_where_the_tier_was_away(
     redis: RedisServer, start: Start
 ) -> None:
     port, replay_port = free_ports(2)
@@ -125,16 +125,26 @@ async def test_what_goes_to_a_tier_is_published_to_routers_too(
         "endpoint": f"tcp://127.0.0.1:{port}",
         "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
     }
-    node = start(redis.url, "--kv-events-config", json.dumps(config))
+    node, meanwhile = start(redis.url, "--kv-events-config", json.dumps(config)), chain_of(5, "new")
     index = NodeIndex(1000, {"": port}, {"": replay_port})
+
+    async def published(chain: bytes, blocks: int) -> None:
+        await asyncio.to_thread(put, node, chain)
+        async with asyncio.timeout(20):
+            while index.match([CacheGroup(MANIFEST.digest.hex())], chain) != {node.url: blocks}:
+                await asyncio.sleep(0.01)
+
     try:
         index.follow([node.url])
-        await asyncio.to_thread(put, node)
-        groups = [CacheGroup(MANIFEST.digest.hex())]
-        async with asyncio.timeout(20):
-            while index.match(groups, CHAIN) != {node.url: BLOCKS}:
-                await asyncio.sleep(0.01)
+        await published(CHAIN, BLOCKS)
         assert await asyncio.to_thread(eventually, lambda: keys_in(redis) == KEYS)
+        redis.kill()
+        await published(meanwhile, 5)
+        messages = index.counts["messages"]
+        assert await asyncio.to_thread(eventually, lambda: node.metric("kvstore:tier_up") == 0)
+        redis.start()
+        assert await asyncio.to_thread(eventually, lambda: keys_in(redis) == KEYS + 10)
+        assert index.counts["messages"] == messages
     finally:
         index.close()
 
