@@ -11,7 +11,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
     : state_(std::move(options), pool, pool_bytes), readable_fd_(readable_fd),
       writable_fd_(writable_fd) {
   if (directory != nullptr) local_.publish_in(*directory);
-  state_.table.watch([this](const BlockKey& key) { feed_.changed(key); });
+  state_.table.watch([this](const BlockKey& key) { feeds_.changed(key); });
 }
 
 // Before the other parts go: sessions give back what they hold.

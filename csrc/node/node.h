@@ -91,7 +91,7 @@ class Node {
   DiskTier* disk() { return state_.disk; }
   Attachments& attachments() { return attachments_; }
   TierAsks& tier_asks() { return tier_asks_; }
-  Feed& feed() { return feed_; }
+  Feeds& feeds() { return feeds_; }
   // The document of a manifest; null if the tenant has none of this digest.
   const std::string* document(std::string_view tenant, const Hash& digest) const;
   LocalPeers& local_peers() { return local_; }
@@ -128,9 +128,9 @@ class Node {
   std::set<uint64_t> awaiting_hello_;
   Replies replies_{state_};
   Lookup lookup_{state_};
-  Feed feed_{state_};
+  Feeds feeds_{state_};
   TierAsks tier_asks_{state_};
-  Promotion promotion_{state_, [this](const BlockKey& key) { landings_.committed(key); }, &feed_};
+  Promotion promotion_{state_, [this](const BlockKey& key) { landings_.committed(key); }, &feeds_};
   Landings landings_{state_, replies_, lookup_, promotion_};
   Reads reads_{state_, replies_, lookup_, promotion_, tier_asks_};
   Writes writes_{state_, replies_, landings_, promotion_};

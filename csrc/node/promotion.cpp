@@ -21,7 +21,7 @@ int Promotion::open(DiskOptions options, std::unique_ptr<DiskIo> io) {
     state_.registry.restore_part(part.spec, part.digest, part.bytes, part.number);
   disk_ = std::move(disk);
   state_.disk = disk_.get();
-  if (feed_ != nullptr) disk_->when_left([this](const BlockKey& key) { feed_->changed(key); });
+  if (feeds_ != nullptr) disk_->when_left([this](const BlockKey& key) { feeds_->changed(key); });
   runs_ = std::make_unique<DiskRuns>(state_.table, *disk_);
   return 0;
 }
@@ -101,7 +101,7 @@ void Promotion::on_promoted(const BlockKey& key) {
 void Promotion::on_lost(const BlockKey& key) { end(runs_->changed(key)); }
 
 void Promotion::on_bypassed() {
-  if (feed_ != nullptr) feed_->lose();
+  if (feeds_ != nullptr) feeds_->lose();
   end(runs_->all());
 }
 

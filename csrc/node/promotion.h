@@ -14,8 +14,8 @@ class Promotion : private DiskEvents {
  public:
   // `arrived`: called for each part that was brought into memory, before the runs that wait for it.
   using Arrived = std::function<void(const BlockKey& key)>;
-  Promotion(NodeState& state, Arrived arrived, Feed* feed = nullptr)
-      : state_(state), arrived_(std::move(arrived)), feed_(feed) {}
+  Promotion(NodeState& state, Arrived arrived, Feeds* feeds = nullptr)
+      : state_(state), arrived_(std::move(arrived)), feeds_(feeds) {}
 
   // Opens the disk, before the first request. Specs and parts found there get their ids back. 0 or
   // an errno, as DiskTier::open. `io`: in place of the real one.
@@ -48,7 +48,7 @@ class Promotion : private DiskEvents {
 
   NodeState& state_;
   Arrived arrived_;
-  Feed* const feed_;                // null: nobody is told what leaves the disk
+  Feeds* const feeds_;              // null: nobody is told what leaves the disk
   std::unique_ptr<DiskTier> disk_;  // null: there is none
   std::unique_ptr<DiskRuns> runs_;
 };

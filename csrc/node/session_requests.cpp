@@ -98,6 +98,7 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   if (!request.refusal.empty()) return refuse_to_share(session, header, request);
   if (session.engines.size() >= kMaxRegistered)
     return replies_.fail(session, header, Status::kLimit, "too many registrations");
+  const size_t known = state_.registry.manifests().size();
   const Registry::Outcome outcome =
       state_.registry.add(session.tenant, request, state_.slab.pool_bytes());
   switch (outcome.status) {
@@ -114,6 +115,7 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   state_.table.quotas().own(manifest.spec_id, session.tenant);
   session.engines[manifest.id] = request.engine;
   promotion_.name(manifest, request);
+  if (state_.registry.manifests().size() != known) feeds_.restart();  // has some of it already?
   wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};
   for (const ManifestPart& part : manifest.parts) answer.part_ids.push_back(part.part_id);
   replies_.send(session, header, std::move(answer));

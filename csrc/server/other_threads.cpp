@@ -122,20 +122,21 @@ bool Server::answer_tier(uint64_t id, uint32_t found) {
 
 int Server::offer_feed(size_t most) {
   const auto lock = enter();
-  if (node_ == nullptr || node_->feed().offer(most) != 0) return -1;
-  return node_->feed().ready_fd();
+  return node_ == nullptr ? -1 : node_->feeds().offer(most);
 }
 
-void Server::restart_feed() {
+void Server::restart_feed(int feed) {
   const auto lock = enter();
-  if (node_ != nullptr) node_->feed().restart();
+  Feed* const found = node_ == nullptr ? nullptr : node_->feeds().find(feed);
+  if (found != nullptr) found->restart();
 }
 
-Feed::Taken Server::take_feed() {
+Feed::Taken Server::take_feed(int feed) {
   const auto lock = enter();
-  if (node_ == nullptr) return {};
+  Feed* const found = node_ == nullptr ? nullptr : node_->feeds().find(feed);
+  if (found == nullptr) return {};
   node_->read_notes();
-  return node_->feed().take();
+  return found->take();
 }
 
 std::optional<std::string> Server::document(std::string_view tenant, const Hash& digest) {

@@ -83,10 +83,10 @@ class Server {
   int offer_tiers(double timeout_s);
   std::vector<TierAsk> take_tier_asks();
   bool answer_tier(uint64_t id, uint32_t found);
-  // What this node holds, as it changes; see Feed. offer_feed() returns a descriptor as above.
+  // What this node holds, as it changes; see Feeds. offer_feed() returns a descriptor as above.
   int offer_feed(size_t most);
-  void restart_feed();
-  Feed::Taken take_feed();
+  void restart_feed(int feed);
+  Feed::Taken take_feed(int feed);
   // The document of a manifest; nothing if the tenant has none of this digest.
   std::optional<std::string> document(std::string_view tenant, const Hash& digest);
 

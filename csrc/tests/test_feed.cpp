@@ -31,7 +31,7 @@ struct Fed {
   std::vector<BlockChange> take() {
     std::vector<BlockChange> all;
     while (has_news()) {
-      Feed::Taken taken = server.take_feed();
+      Feed::Taken taken = server.take_feed(ready);
       lost |= taken.lost;
       all.insert(all.end(), taken.changes.begin(), taken.changes.end());
     }
@@ -52,6 +52,7 @@ void a_block_is_told_when_it_is_whole() {
   Fed fed;
   Client client = Client::tcp(fed.server.port());
   client.greet();
+  CHECK(fed.take().empty());
   client.put(1, 2);
   const auto changes = fed.take();
   CHECK(changes.size() == 2 && !fed.lost);
@@ -102,7 +103,7 @@ void changes_beyond_the_bound_are_lost_and_that_is_told() {
   client.put(1, 8);
   fed.take();
   CHECK(fed.lost);
-  fed.server.restart_feed();
+  fed.server.restart_feed(fed.ready);
   const auto all = fed.take();
   for (uint32_t i = 1; i <= 8; ++i) CHECK(told(all, i, true));
 }
@@ -113,10 +114,42 @@ void a_restarted_feed_tells_all_that_there_is() {
   client.greet();
   client.put(1, 5);
   fed.take();
-  fed.server.restart_feed();
+  fed.server.restart_feed(fed.ready);
   const auto all = fed.take();
   CHECK(all.size() == 5);
   for (uint32_t i = 1; i <= 5; ++i) CHECK(told(all, i, true));
+}
+
+void blocks_that_are_whole_by_a_later_manifest_are_told_once() {
+  Fed fed;
+  Client client = Client::tcp(fed.server.port());
+  client.greet();
+  client.put(1, 2);
+  fed.take();
+  const RegisterRequest later{name(1), name(9), "engine", "", "doc", {{name(3), kPartBytes}}};
+  client.ask<RegisterReply>(Op::kRegister, later);
+  const auto changes = fed.take();
+  CHECK(std::ranges::count_if(changes, [](const BlockChange& change) {
+          return change.stored && change.manifest == name(9);
+        }) == 2);
+  client.ask<RegisterReply>(Op::kRegister, later);
+  CHECK(fed.take().empty());
+}
+
+void a_feed_that_nobody_takes_costs_another_one_nothing() {
+  Fed fed(64, 4);
+  const int other = fed.server.offer_feed(1000);
+  CHECK(other >= 0 && other != fed.ready);
+  Client client = Client::tcp(fed.server.port());
+  client.greet();
+  CHECK(fed.take().empty() && fed.server.take_feed(other).changes.empty());
+  client.put(1, 8);
+  const Feed::Taken taken = fed.server.take_feed(other);
+  CHECK(taken.changes.size() == 8 && !taken.lost && !taken.more);
+  fed.take();
+  CHECK(fed.lost);
+  fed.server.restart_feed(fed.ready);
+  CHECK(fed.take().size() == 8 && fed.server.take_feed(other).changes.empty());
 }
 
 }  // namespace
@@ -128,4 +161,6 @@ int main() {
   what_came_and_went_is_told_as_gone();
   changes_beyond_the_bound_are_lost_and_that_is_told();
   a_restarted_feed_tells_all_that_there_is();
+  blocks_that_are_whole_by_a_later_manifest_are_told_once();
+  a_feed_that_nobody_takes_costs_another_one_nothing();
 }

@@ -840,17 +840,17 @@ class StoreServer:
         """
 
     def offer_feed(self, most: int) -> int:
-        """From now on keep what changes in the node, at most `most` blocks.
+        """Begin a feed that keeps what changes in the node, at most `most` blocks.
 
-        Returns a descriptor that is readable while take_feed() has something; the server's own until stop().
+        Returns its descriptor, readable while take_feed() has something; the server's own until stop().
         ValueError unless running.
         """
 
-    def restart_feed(self) -> None:
+    def restart_feed(self, feed: int) -> None:
         """Tell all that the node holds once more."""
 
-    def take_feed(self) -> tuple[list[BlockChange], bool]:
-        """Return some changes, each once; True: changes before these were lost."""
+    def take_feed(self, feed: int) -> tuple[list[BlockChange], bool, bool]:
+        """Return some changes, each once; whether changes before these were lost; whether there are more."""
 
     def manifest(self, tenant: str, digest: bytes) -> bytes | None:
         """Return the document of a manifest; None if the tenant has none of this digest."""

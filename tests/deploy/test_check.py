@@ -6,11 +6,19 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.deploy import check
 from tests.deploy.checks import compose, probes, programs, running
+from tests.deploy.checks.commands import in_container
 from tests.deploy.checks.manifests import DEPLOY, KUBERNETES, Json, Overlay, overlays, rendered
+from tests.fakes import pods
 from tests.kubernetes.kubectl import NoKubectl, kubectl
+
+from kvrouter.engines.engine import Role
+from kvrouter.membership.kubernetes.engines import of_pod
+from kvrouter.membership.kubernetes.objects import Pod
+from kvrouter.membership.kubernetes.options import read_url
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,6 +165,18 @@ def test_a_field_that_a_custom_resource_does_not_know_is_found() -> None:
     overlay = changed("production")
     named(overlay, "ScaledObject", "engine-decode")["spec"].update(maxReplicas=3)
     assert [each for each in complaints(overlay) if "'maxReplicas' was unexpected" in each]
+
+
+def test_routers_find_the_store_of_each_node_as_they_find_engines() -> None:
+    overlay = rendered(KUBERNETES / "overlays" / "store-per-node")
+    (router,) = (each for each in overlay.containers() if each.where.endswith("/router"))
+    with in_container(overlay, router) as found:
+        assert found.settings.store_discovery
+        wanted = read_url(found.settings.discovery[0])
+    made = named(overlay, "DaemonSet", "kvstore")["spec"]["template"]
+    shown = pods.pod("10.0.0.1") | {"metadata": made["metadata"], "spec": made["spec"]}
+    (store,) = of_pod(msgspec.convert(shown, Pod), wanted).engines
+    assert (store.address, store.role) == ("kv://10.0.0.1:7400", Role.STORE)
 
 
 def test_a_setting_that_the_connector_does_not_know_is_found() -> None:

@@ -87,6 +87,7 @@ class FileBackend:
         lists = {
             role.value: [a for a, r in members.items() if r.serves(role)] for role in self.roles
         }
+        lists["store"] = [a for a, r in members.items() if r is Role.STORE]
         self._text = json.dumps(lists)
         await self.mend()
 
@@ -185,12 +186,14 @@ class KubernetesBackend:
         return KubernetesSource(self.setting, SourceContext(), times=QUICK)
 
     async def name(self, members: Mapping[str, Role]) -> None:
-        wanted = {f"engine-{a.replace(':', '-')}": (a, role) for a, role in members.items()}
+        places = {a.removeprefix("kv://"): role for a, role in members.items()}
+        wanted = {f"engine-{a.replace(':', '-')}": (a, role) for a, role in places.items()}
         for gone in set(self.server.names("pods")) - wanted.keys():
             self.server.delete("pods", gone)
         for name, (address, role) in wanted.items():
             host, _, port = address.rpartition(":")
-            self.server.put("pods", name, **pod(host, int(port), role=role.value))
+            kind = "kv" if role is Role.STORE else "http"
+            self.server.put("pods", name, **pod(host, int(port), role=role.value, port_name=kind))
 
     async def fail(self) -> None:
         self.server.mood = "fails"

@@ -207,9 +207,9 @@ int offer_feed(Server& server, size_t most) {
   return descriptor;
 }
 
-std::pair<std::vector<BlockChange>, bool> take_feed(Server& server) {
-  Feed::Taken taken = server.take_feed();
-  return {std::move(taken.changes), taken.lost};
+std::tuple<std::vector<BlockChange>, bool, bool> take_feed(Server& server, int feed) {
+  Feed::Taken taken = server.take_feed(feed);
+  return {std::move(taken.changes), taken.lost, taken.more};
 }
 
 nb::object document(Server& server, std::string_view tenant, const nb::bytes& digest) {
@@ -248,8 +248,8 @@ void bind_tiers(nb::module_& m, nb::class_<Server>& server) {
       .def("take_tier_asks", &Server::take_tier_asks, Release())
       .def("answer_tier", &Server::answer_tier, "id"_a, "found"_a, Release())
       .def("offer_feed", offer_feed, "most"_a, Release())
-      .def("restart_feed", &Server::restart_feed, Release())
-      .def("take_feed", take_feed, Release())
+      .def("restart_feed", &Server::restart_feed, "feed"_a, Release())
+      .def("take_feed", take_feed, "feed"_a, Release())
       .def("manifest", document, "tenant"_a, "digest"_a);
 }
 

@@ -1,5 +1,7 @@
 #include "node/host/feed.h"
 
+#include <algorithm>
+
 #include "disk/tier.h"
 
 namespace kv {
@@ -9,22 +11,14 @@ constexpr int kTables = 2;
 
 }  // namespace
 
-int Feed::offer(size_t most) {
-  if (ready_.get() < 0)
-    if (const int error = ready_.open()) return error;
-  most_ = most;
-  return 0;
-}
-
 void Feed::changed(const BlockKey& key) {
-  if (most_ == 0 || !queued_.insert(key).second) return;
+  if (!queued_.insert(key).second) return;
   if (queue_.size() >= most_) return lose();
   queue_.push_back(key);
   ready_.signal();
 }
 
 void Feed::lose() {
-  if (most_ == 0) return;
   queue_.clear();
   queued_.clear();
   lost_ = true;
@@ -40,13 +34,15 @@ void Feed::restart() {
 Feed::Taken Feed::take() {
   ready_.clear();
   if (queue_.empty() && sweeping_ != 0) sweep();
-  Taken taken{{}, std::exchange(lost_, false)};
+  Taken taken;
+  taken.lost = std::exchange(lost_, false);
   while (!queue_.empty() && taken.changes.size() < kMaxTaken) {
     queued_.erase(queue_.front());
     tell(queue_.front(), taken.changes);
     queue_.pop_front();
   }
-  if (!queue_.empty() || sweeping_ != 0) ready_.signal();
+  taken.more = !queue_.empty() || sweeping_ != 0;
+  if (taken.more) ready_.signal();
   return taken;
 }
 
@@ -78,6 +74,19 @@ void Feed::tell(const BlockKey& key, std::vector<BlockChange>& changes) const {
                        key.hash,
                        parent ? std::optional(parent->hash) : std::nullopt});
   }
+}
+
+int Feeds::offer(size_t most) {
+  if (all_.emplace_back(state_, most).open() != 0) {
+    all_.pop_back();
+    return -1;
+  }
+  return all_.back().ready_fd();
+}
+
+Feed* Feeds::find(int descriptor) {
+  const auto found = std::ranges::find(all_, descriptor, &Feed::ready_fd);
+  return found == all_.end() ? nullptr : &*found;
 }
 
 }  // namespace kv

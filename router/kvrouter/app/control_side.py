@@ -13,6 +13,7 @@ from kvrouter.control.gauges import (
     engine_gauges,
     index_gauges,
     index_state,
+    node_index_gauges,
     request_gauges,
     store_gauges,
 )
@@ -87,6 +88,8 @@ def make_control_side(
 
 
 def _lacks(store: StoreView) -> list[str]:
+    if not store.clients:
+        return ["no node of the store is known"]
     if not store.nodes:
         return ["the store is not connected"] if store.away else []
     return [f"the store node {url} is not connected" for url in store.away]
@@ -136,6 +139,8 @@ def readings(
     if core.store is not None:
         counts["store_view"] = core.store.counts
         yield from store_gauges(core.store)
+    if core.nodes is not None and core.nodes.index is not None:
+        yield from node_index_gauges(core.nodes.index)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait

@@ -16,10 +16,12 @@ from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
 from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.options.types import by_engine
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.stores import foreign_store
+from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
@@ -90,7 +92,7 @@ def make_core(settings: RouterSettings) -> Core:
         metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    nodes = _nodes(settings) if settings.store_nodes else None
+    nodes = _nodes(settings) if settings.has_nodes else None
     foreign = foreign_store(settings.store[0]) if settings.store and nodes is None else None
     return Core(
         settings=settings,
@@ -120,10 +122,13 @@ def make_core(settings: RouterSettings) -> Core:
 
 def _nodes(settings: RouterSettings) -> NodesView:
     token, tls = settings.store_token.get_secret_value(), settings.store_tls
+    ports = by_engine(settings.store_events_connect)
+    replay_ports = by_engine(settings.store_events_replay)
     nodes = NodesView(
         lambda url: AsyncStoreClient(
             url, name="router", token=token, tls=tls, deadline_s=STORE_DEADLINE_S
-        )
+        ),
+        NodeIndex(settings.index_blocks, ports, replay_ports) if ports else None,
     )
-    nodes.follow(settings.store)
+    nodes.follow(settings.store_nodes)
     return nodes

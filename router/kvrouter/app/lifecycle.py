@@ -108,3 +108,5 @@ class App:
             self.core.index.sweep()
             if self.core.tracker is not None:
                 self.core.tracker.tick()
+            if self.core.nodes is not None and self.core.nodes.index is not None:
+                self.core.nodes.index.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvrouter.app.core import Core
     from kvrouter.engines.engine import Engine
     from kvrouter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ def make_members(core: Core) -> Members:
     context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports))
     sources = [make_source(text, context) for text in settings.discovery]
     prober = _make_prober(core, context)
-    fleet, flags = Fleet(pool, prober), FlagsSource(settings.engines)
+    fleet, flags = Fleet(pool, prober), FlagsSource(settings.members)
     compatibility = CompatibilityMonitor(pool, nodes.difference if nodes else digests_differ)
     _follow_pool(core, compatibility)
     intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
@@ -61,7 +64,7 @@ def make_members(core: Core) -> Members:
         prober=prober,
         fleet=fleet,
         flags=flags,
-        discovery=Discovery(fleet, (flags, *sources)),
+        discovery=Discovery(fleet, (flags, *sources), follow_nodes=partial(_follow_nodes, core)),
         compatibility=compatibility,
         intake=intake,
         redis=redis,
@@ -110,6 +113,15 @@ def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
         pool.on_models_change(changed)
     for served in (pool.on_join, pool.on_models_change):
         served(partial(_count_models, core.metrics))
+
+
+def _follow_nodes(core: Core, urls: list[str]) -> None:
+    """Use these nodes of the store; a router without a store gets none before its next start."""
+    if core.nodes is None and urls:
+        text = "store nodes are not used until the router starts with --store or --store-discovery"
+        log.warning("%s: %s", ", ".join(urls), text)
+    elif core.nodes is not None and (urls or core.settings.store_discovery):
+        core.nodes.follow(urls)
 
 
 def _count_models(metrics: Metrics, engine: Engine) -> None:

@@ -106,7 +106,7 @@ class LiveSettings:
         before, self.now = self.now, after
         self.core.access.follow(after, keys)
         self.ports.follow(after)
-        self.members.flags.set(after.engines)
+        self.members.flags.set(after.members)
         self._follow_limits(after)
         if after.log_level != before.log_level:
             logging.getLogger().setLevel(after.log_level.upper())
@@ -133,8 +133,6 @@ class LiveSettings:
         """Give the parts what RELOADED names; what is as it was changes nothing."""
         core, services, prober = self.core, self.services, self.members.prober
         breakers = core.pool.breaker_limits
-        if core.nodes is not None and after.store_nodes:
-            core.nodes.follow(after.store_nodes)
         core.client.deadlines = after.deadlines
         core.admin_token.value = after.admin_token.get_secret_value()
         core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)

@@ -153,6 +153,11 @@ class RouterSettings(
         "has landed; the engines' own connectors still transfer KV.",
         json_schema_extra={"section": "KV store"},
     )
+    store_discovery: bool = Field(
+        default=False,
+        description="There is a KV store, whose nodes --discovery names. Not needed beside "
+        "--store.",
+    )
     store_token: StoreToken = Field(
         default=SecretStr(""),
         description="Token of the store, if it needs one. Give it in the environment: other users "
@@ -279,7 +284,7 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _store_certificates(self) -> RouterSettings:
-        for url in self.store_nodes:
+        for url in [*self.store_nodes, *(["kvs://any:1"] if self.store_discovery else [])]:
             native_context(parse_url(url), self.store_tls)
         return self
 
@@ -303,6 +308,10 @@ class RouterSettings(
     def _discovery_needs_redis(self) -> RouterSettings:
         if "redis" in self.discovery and not self.redis.get_secret_value():
             raise ValueError("--discovery redis needs --redis redis://HOST:PORT/DB")
+        if self.store_discovery and not self.discovery:
+            raise ValueError("--store-discovery needs a source of nodes: give --discovery")
+        if self.store_discovery and self.store != self.store_nodes:
+            raise ValueError(f"{self.store[0]} is a whole store: leave out --store-discovery")
         return self
 
     @model_validator(mode="after")
@@ -318,6 +327,11 @@ class RouterSettings(
         """The role of each named engine, by its address."""
         said = [(address, Role.PREFILL) for address in self.prefill]
         return both_roles([*said, *((address, Role.DECODE) for address in self.decode)])
+
+    @property
+    def members(self) -> dict[str, Role]:
+        """The same, with the nodes of `--store`."""
+        return {**self.engines, **dict.fromkeys(self.store_nodes, Role.STORE)}
 
     @property
     def session_header(self) -> str | None:
@@ -337,7 +351,7 @@ class RouterSettings(
     @property
     def sent_ahead_blocks(self) -> int | None:
         """New blocks that must land before the decode leg; None: it waits for all of them."""
-        if not self.store_nodes or self.decode_dispatch == "landing":
+        if not self.has_nodes or self.decode_dispatch == "landing":
             return None
         return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
 
@@ -345,6 +359,11 @@ class RouterSettings(
     def store_nodes(self) -> list[str]:
         """URLs of the store's nodes; empty without a store, or with one of another project."""
         return [url for url in self.store if not is_foreign(url)]
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether there is a store of nodes, even if none is known yet."""
+        return bool(self.store_nodes) or self.store_discovery
 
     @property
     def store_tls(self) -> ClientTls:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.prefix.stores.base import StoreView
+    from kvrouter.prefix.stores.node_index import NodeIndex
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -25,6 +26,7 @@ COUNTERS: Final = {
     "store_view": "Waits at the store by outcome (landed, timeout, store_away, unknown_manifest), "
     "and prefix lookups without an answer (match_failed).",
     "kv_event": "KV events and what was wrong with them, by kind.",
+    "store_kv_event": "KV events of store nodes and what was wrong with them, by kind.",
 }
 """Help of counters that other objects keep."""
 _CIRCUIT: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
@@ -70,6 +72,18 @@ def store_gauges(store: StoreView) -> Iterator[Reading]:
         "Whether the router is connected to a node of the store.",
         lambda: (((client.url,), float(client.connected)) for client in store.clients),
         "node",
+    )
+
+
+def node_index_gauges(index: NodeIndex) -> Iterator[Reading]:
+    """Counters and gauges of what is known of the store's nodes by their events."""
+    yield from counters({"store_kv_event": index.counts})
+    yield _gauge(
+        "store_index_state",
+        "How well the router knows a node by its events, and why; it asks those that are not "
+        "exact.",
+        lambda: (((url, each.state.value, each.value), 1) for url, each in index.states()),
+        *("node", "state", "reason"),
     )
 
 

@@ -22,6 +22,8 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+    STORE = "store"
+    """None: what has it is no engine, but a node of the store."""
 
     def serves(self, leg: Role) -> bool:
         """Whether an engine of this role may serve `leg` (PREFILL or DECODE)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -30,6 +31,13 @@ class ProbeResponse:
 
     body: bytes
     headers: Mapping[str, str]
+
+
+async def try_connection(host: str, port: int, timeout_s: float) -> None:
+    """Make a connection and close it; OSError (also TimeoutError): nobody takes it."""
+    async with asyncio.timeout(timeout_s):
+        _, writer = await asyncio.open_connection(host, port)
+        writer.close()
 
 
 class ProbeClient:

@@ -33,6 +33,11 @@ def unique_addresses(items: list[str]) -> list[str]:
     return list(dict.fromkeys(parse_address(item) for item in items))
 
 
+def unique_stores(items: list[str]) -> list[str]:
+    """URLs of store nodes in their one form; ValueError with the remedy."""
+    return list(dict.fromkeys(str(parse_url(item)) for item in items))
+
+
 def by_engine(items: list[str]) -> dict[str, int]:
     """Numbers by engine, from `NUMBER` (stored under "") and `HOST:PORT=NUMBER`."""
     pairs = (item.rpartition("=") for item in items)

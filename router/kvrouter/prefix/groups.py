@@ -13,8 +13,9 @@ from kvrouter_store.client.asyncio_client import AsyncLanding, AsyncLease, Async
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from kvrouter.engines.engine import CacheGroup
     from kvrouter_store.identity.block import Manifest
 
     Group = tuple[Manifest, int | None]  # and how many trailing blocks it needs; None: all
@@ -49,6 +50,28 @@ async def loadable(store: AsyncStoreClient, groups: Sequence[Group], hashes: byt
             held = await store.held(manifest, hashes[: blocks * HASH_BYTES])
             boundaries &= _boundaries(held, reach)
     return max(boundaries, default=0)
+
+
+def known_loadable(
+    run: Callable[[str, int, int], int], groups: Sequence[CacheGroup], blocks: int
+) -> int:
+    """The same of a chain of `blocks`, by what is known.
+
+    run: how many blocks from a first one on, before an end, are there of a manifest without a hole.
+    """
+    left = blocks if groups else 0
+    while left:
+        ends = []
+        for group in groups:
+            if group.reach is None:
+                ends.append(min(left, run(group.manifest, 0, blocks)))
+            else:
+                first = max(0, left - group.reach)
+                ends.append(first + run(group.manifest, first, left))
+        if min(ends) == left:
+            break
+        left = min(ends)  # the block behind it is missing, and all boundaries up to here need it
+    return left
 
 
 async def landed(

@@ -83,11 +83,15 @@ class PrefixIndex:
             self._table.retire(number)
             self._retired.append(number)
 
-    def stored(self, engine: Engine, ids: Iterable[int]) -> None:
-        """`engine` holds these blocks now, by the low 64 bits of their hashes."""
+    def stored(self, engine: Engine, ids: Iterable[int]) -> bool:
+        """`engine` holds these blocks now, by the low 64 bits of their hashes.
+
+        False: there are too many engines to remember any of it.
+        """
         number = self._number(engine)
         if number is not None:
             self._table.store(number, _packed(ids))
+        return number is not None
 
     def credit(self, engine: Engine, hashes: bytes) -> None:
         """`engine` holds these blocks now, by their 32-byte hashes."""

@@ -79,7 +79,7 @@ class SharedFleet:
 
     def add(self, address: str, role: Role) -> Engine:
         """As `Fleet.add`, on all routers."""
-        self._changes.record(address, role.value)
+        self._changes.record(address, role.value)  # type: ignore[arg-type]  # no store node
         return self._fleet.add(address, role)
 
     def remove(self, engine: Engine) -> bool:

@@ -17,6 +17,7 @@ from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
 from kvrouter_store.log import log_to_stderr
+from kvrouter_store.node.block_events import publishing_events
 from kvrouter_store.node.disk import flush, logging_notices, refusal
 from kvrouter_store.node.host_advice import Advice, advice, read_files
 from kvrouter_store.node.http_api import bearer, create_app
@@ -83,6 +84,7 @@ async def _serve(settings: StoreSettings, opens: Opens) -> None:
         app = create_app(server, client, tenants=bool(tenants), tiers=below)
         config = _http_config(settings, listener.detach())
         stack.enter_context(logging_notices(server))
+        stack.enter_context(publishing_events(server, settings, tenants))
         reload_on_hangup(settings, server, config)  # before the line that invites signals
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "

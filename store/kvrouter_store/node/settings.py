@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from kvrouter_store._core import DISK_IO_KINDS, EVICTION_POLICIES
 from kvrouter_store.connection.tokens import check_token
+from kvrouter_store.events.settings import KVEvents, KVEventsConfig
 from kvrouter_store.node.quotas import quota_bytes, split_quotas
 from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
 
@@ -256,6 +257,7 @@ class StoreSettings(RdmaSettings, BaseSettings):
         description="Memory for blocks on their way to and from --tier; a quarter must hold a "
         "block.",
     )
+    kv_events_config: KVEvents = KVEventsConfig()
     rdma: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="One-sided RDMA for clients on other hosts; it pins the pool. on: the node "

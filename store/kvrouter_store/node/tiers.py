@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from kvrouter_store._core import StoreServer, TierAsk
 from kvrouter_store.client.blocking import StoreClient
@@ -85,13 +86,14 @@ class TierSide:
         connect: Callable[[str], StoreClient],
     ) -> None:
         self._server = server
+        self._feed = server.offer_feed(MOST_CHANGES)
         self._timeout_s = timeout_s
         self._staging = Staging(memory_bytes)
         self._node = NodeBlocks(connect)
         # What the node holds is told again: the tier may lack it, from when it was away.
+        restart = partial(server.restart_feed, self._feed)
         self.guards = [
-            Guard(tier, self._staging.memory, timeout_s, started=server.restart_feed)
-            for tier in tiers
+            Guard(tier, self._staging.memory, timeout_s, started=restart) for tier in tiers
         ]
         self._fetcher = Fetcher(self.guards, self._staging, self._node)
         self._writer = Writer(self.guards, self._staging, self._node)
@@ -116,9 +118,8 @@ class TierSide:
         os.close(self._stop)
 
     async def _serve(self) -> None:
-        feed = self._server.offer_feed(MOST_CHANGES)
         asks = self._server.offer_tiers(self._timeout_s)
-        work = [self._answer_asks(asks), self._follow(feed), *(one.keep() for one in self.guards)]
+        work = [self._answer_asks(asks), self._follow(), *(one.keep() for one in self.guards)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
             await _readable(self._stop)
@@ -151,13 +152,13 @@ class TierSide:
         finally:
             self._server.answer_tier(ask.id, blocks)
 
-    async def _follow(self, descriptor: int) -> None:
+    async def _follow(self) -> None:
         while True:
-            await _readable(descriptor)
-            changes, lost = self._server.take_feed()
+            await _readable(self._feed)
+            changes, lost, _ = self._server.take_feed(self._feed)
             if lost:
                 log.warning("tiers below are slower than puts: they get new blocks later, or never")
-                self._server.restart_feed()
+                self._server.restart_feed(self._feed)
             stored = defaultdict(list)
             for change in changes:
                 if change.in_memory:  # writing what only the disk has would evict other blocks

@@ -81,7 +81,7 @@ def _memory(container: Container, pool_bytes: int) -> Iterator[str]:
 
 def _of_engine(container: Container) -> Iterator[str]:
     """vLLM and SGLang are not here: only what kvrouter knows of them."""
-    flags = dict(word.split("=", 1) for word in container.arguments if re.match(r"--[\w-]+=", word))
+    flags = dict(word.split("=", 1) for word in container.expanded if re.match(r"--[\w-]+=", word))
     if int(flags.get("--port", 0)) not in container.ports.values():
         yield f"{container.where}: --port {flags.get('--port')} is none of its ports"
     if container.spec["startupProbe"]["httpGet"]["path"] != "/health":

@@ -1,5 +1,6 @@
 """The objects that an overlay makes, and how they refer to each other."""
 
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,15 @@ class Container:
     def arguments(self) -> list[str]:
         """Its command line without the entry point of kvrouter's image."""
         return [*self.spec.get("command", []), *self.spec.get("args", [])]
+
+    @property
+    def expanded(self) -> list[str]:
+        """Its command line with the variables whose values stand here."""
+        values = {name: each["value"] for name, each in self.env.items() if "value" in each}
+        return [
+            re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), each)
+            for each in self.arguments
+        ]
 
     @property
     def runs_kvrouter(self) -> bool:

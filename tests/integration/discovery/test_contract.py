@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from tests.fakes.discovery import KINDS, Backend, FlagsBackend
+from tests.fakes.discovery import KINDS, Backend, DnsBackend, FlagsBackend
 from tests.integration.discovery.conftest import followed
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery import SOURCES
+from kvrouter.membership.discovery import SOURCES, make_source
 
 A, B, C = "127.0.0.1:8000", "127.0.0.2:8000", "127.0.0.3:8000"
 
@@ -38,6 +38,20 @@ async def test_it_names_all_engines_that_there_are(backend: Backend) -> None:
     await backend.name(members)
     async with followed(backend.source()) as heard:
         await heard.names(members)
+
+
+async def test_it_names_a_node_of_the_store_by_its_url(backend: Backend) -> None:
+    node, setting = "kv://127.0.0.4:8000", backend.setting
+    source = backend.source()
+    if isinstance(backend, DnsBackend):
+        source = make_source(setting.replace("role=decode", "role=store"))
+        await backend.name({"127.0.0.4:8000": Role.DECODE})
+    else:
+        await backend.name({node: Role.STORE})
+    async with followed(source) as heard:
+        await heard.names({node: Role.STORE})
+        await backend.name({})
+        await heard.names({})
 
 
 async def test_engines_come_and_go(backend: Backend) -> None:

@@ -182,7 +182,7 @@ def test_a_source_is_asked_as_often_as_its_records_say() -> None:
         ("dns://name:80/path?role=decode", "give it as dns://"),
         ("dns://name:99999?role=decode", "give it as dns://"),
         ("srv://name:80?role=decode", "give it as srv://_SERVICE._tcp.NAME?role=decode"),
-        ("dns://name:80", "say ?role=prefill, ?role=decode or ?role=both"),
+        ("dns://name:80", "say ?role=prefill or ?role=decode or ?role=both or ?role=store"),
         ("dns://name:80?role=regular", "say ?role=prefill"),
         ("dns://name:80?role=decode&intervall=3", "no option 'intervall'; there are interval"),
         ("dns://name:80?role=decode&interval=0", "interval=0 is no number of seconds"),

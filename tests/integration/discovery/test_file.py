@@ -47,7 +47,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
         (b"decode:\n- a:1\n- b\n", "line 3: engine 'b': give it as http://HOST:PORT or HOST:PORT"),
         (
             b"decode: [a:1]\n\ndecod: [b:1]\n",
-            "line 3: no 'decod'; there are `prefill` and `decode`",
+            "line 3: no 'decod'; there are prefill, decode, store",
         ),
         (b"decode: [a:1]\ndecode: [b:1]\n", "line 2: 'decode' is given twice"),
         (b"decode:\n- {url: a:1}\n", "line 2: not an engine; write HOST:PORT"),

@@ -57,6 +57,20 @@ def test_one_engine_in_two_roles_takes_both_legs() -> None:
     assert roles(pool) == {A: Role.PREFILL}
 
 
+def test_nodes_of_the_store_go_to_those_who_ask_them_and_not_into_the_pool() -> None:
+    pool = EnginePool()
+    followed: list[list[str]] = []
+    members = MergedSources(Fleet(pool, Watched()), followed.append)  # type: ignore[arg-type]
+    one, other = members.add("one"), members.add("other")
+    one.named({A: Role.DECODE, "kv://n:1": Role.STORE})
+    other.named({"kv://n:1": Role.STORE, "kv://n:2": Role.STORE})
+    other.named({"kv://n:1": Role.STORE, "kv://n:2": Role.STORE, B: Role.DECODE}, restore=True)
+    one.named({A: Role.DECODE})
+    other.named({})
+    assert followed == [["kv://n:1"], ["kv://n:1", "kv://n:2"], []]
+    assert roles(pool) == {A: Role.DECODE}
+
+
 def test_a_source_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pool, _, members = merged()

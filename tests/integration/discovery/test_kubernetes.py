@@ -254,8 +254,8 @@ async def test_odd_pods_are_left_out_and_logged_once(
         await heard.until(lambda: len(names(heard)) == 3)
     told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert told == [
-        f"discovery {PODS}: odd is left out: label kvrouter/role=draft: write prefill, decode or "
-        "both"
+        f"discovery {PODS}: odd is left out: label kvrouter/role=draft: write prefill, decode, "
+        "both, store"
     ]
 
 

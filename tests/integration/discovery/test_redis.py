@@ -288,6 +288,20 @@ async def test_register_trusts_engines_behind_https_by_their_ca(
         await engine.stop()
 
 
+async def test_register_keeps_a_store_node_while_it_takes_connections(
+    link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
+) -> None:
+    async with engines(1) as (engine,):
+        node = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        url = f"kv://127.0.0.1:{node.sockets[0].getsockname()[1]}"
+        await sidecar(engine).start("--store", url)
+        async with followed(make_source("redis", SourceContext(link))) as heard:
+            await heard.names({engine.address: Role.DECODE, url: Role.STORE})
+            node.close()
+            await node.wait_closed()
+            await heard.names({engine.address: Role.DECODE})
+
+
 async def test_register_that_is_killed_leaves_its_entry_to_expire(
     link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
 ) -> None:
@@ -303,7 +317,10 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
     ("flags", "complaint"),
     [
         (("--decode", "a:1"), "no Redis to register in: give --redis redis://HOST:PORT/DB"),
-        (("--redis", "redis://a"), "no engine to register: give --decode URL or --prefill URL"),
+        (
+            ("--redis", "redis://a"),
+            "no engine to register: give --decode URL",
+        ),
         (("--redis", "http://a", "--decode", "a:1"), "give it as redis://"),
         (("--redis", "redis://a", "--decode", "a"), "engine 'a': give it as"),
     ],

@@ -49,7 +49,7 @@ def test_sources_are_given_by_flag_environment_and_file(
         ("file://host/engines.yaml", "give a file as its path, or as file:///PATH"),
         ("redis", "--discovery redis needs --redis redis://HOST:PORT/DB"),
         ("redis://a:1", "give --discovery redis for the Redis of --redis URL"),
-        ("dns://a:1", "say ?role=prefill, ?role=decode or ?role=both"),
+        ("dns://a:1", "say ?role=prefill or ?role=decode or ?role=both or ?role=store"),
     ],
 )
 def test_what_is_no_source_is_refused_in_one_sentence(

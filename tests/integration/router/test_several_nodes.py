@@ -5,14 +5,17 @@ import json
 import re
 import signal
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
+import msgspec
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.mooncake import free_ports
 from tests.fakes.store import StoreProcess, eventually, put_chain
 from tests.integration.router.ahead import AHEAD, MANIFEST
 from tests.integration.router.conftest import Json, Open, Site, metric, text, until
@@ -21,6 +24,7 @@ from kvrouter.app.core import STORE_DEADLINE_S
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.events.publisher import EventSockets
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 BLOCKS = 3
@@ -218,6 +222,58 @@ async def test_a_leg_that_another_prefill_engine_takes_lands_at_its_node(
     assert before == [nodes[0].url]
 
 
+async def test_nodes_are_found_by_discovery_and_left_when_it_names_them_no_longer(
+    site: Open, nodes: list[StoreProcess], tmp_path: Path
+) -> None:
+    named = tmp_path / "members.yaml"
+    for node, of in zip(nodes, (1, 2), strict=True):
+        await asyncio.to_thread(land, node, of)
+    named.write_text(f"store: [{nodes[0].url}]\n")
+
+    def prepare(engines: list[FakeEngine]) -> None:
+        for engine in engines:
+            engine.manifest = MANIFEST.digest.hex()
+
+    here = await site(
+        policy="prefix",
+        store_discovery=True,
+        discovery=[str(named)],
+        prepare=prepare,
+        landing_timeout_s=0.1,
+    )
+    view = here.app.core.nodes
+    assert view is not None
+
+    async def known(count: int) -> None:
+        await until(lambda: len(view.clients) == count and not view.away)
+
+    await known(1)
+    assert (await ask(here, 1))[0] == 200
+    assert here.prefill[0].requests == []
+    named.write_text("store:\n" + "".join(f"- {node.url}\n" for node in nodes))
+    await known(2)
+    assert (await ask(here, 2))[0] == 200
+    assert here.prefill[0].requests == []
+    assert source(here.decode[0].requests[-1]) == nodes[1].url
+    named.write_text(f"store: [{nodes[1].url}]\n")
+    await known(1)
+    assert [(await ask(here, of))[0] for of in (1, 2)] == [200, 200]
+    assert [body["prompt"] for body in here.prefill[0].requests] == [ids(1)]
+    named.write_text("decode: []\n")
+    await known(0)
+    assert (await ask(here, 2))[0] == 200
+
+
+async def test_a_router_without_a_store_says_that_it_uses_no_node_of_discovery(
+    site: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = tmp_path / "members.yaml"
+    named.write_text("store: [kv://127.0.0.1:1]\n")
+    here = await site(discovery=[str(named)])
+    assert (await here.post(text()))[0] == 200
+    assert "kv://127.0.0.1:1: store nodes are not used until the router starts" in caplog.text
+
+
 async def test_a_node_that_dies_costs_hits_and_no_request(
     two: Two, nodes: list[StoreProcess]
 ) -> None:
@@ -261,9 +317,14 @@ async def test_a_node_that_hangs_holds_a_request_up_within_its_deadline_once(
     assert len(here.prefill[0].requests) == 1
 
 
-async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befalls_a_node(
-    site: Open, nodes: list[StoreProcess]
-) -> None:
+@asynccontextmanager
+async def simulated(
+    nodes: list[StoreProcess],
+) -> AsyncIterator[tuple[list[list[str]], Callable[[Site, int], Awaitable[None]]]]:
+    """Addresses of engines, prefill at the first node and decode at the second, and a check.
+
+    It asks for one of the prompts: the answer must be that of an engine alone.
+    """
     common: Json = {"model": "tiny", "port": 0, "block_size": 16, "seed": 1}
     common |= {"kv_bytes_per_token": 256, "store_deadline": "500ms"}
     common["store_neighbours"] = ",".join(node.url for node in nodes)
@@ -275,11 +336,8 @@ async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befal
     sims = [SimServer(SimSettings(**common, **own)) for own in made]
     try:
         ports = [await sim.start() for sim in sims]
-        addresses = [[f"127.0.0.1:{port}"] for port in ports[:2]]
-        urls = [node.url for node in nodes]
-        here = await site(0, 0, addresses=addresses, store=urls, policy="prefix")
 
-        async def agree(of: int) -> None:
+        async def agree(here: Site, of: int) -> None:
             body: Json = {"model": "tiny", "prompt": ids(of), "max_tokens": 20, "ignore_eos": True}
             alone = f"http://127.0.0.1:{ports[2]}/v1/completions"
             async with here.http.post(alone, json=body) as answer:
@@ -287,20 +345,106 @@ async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befal
             status, _, answered = await here.post(body)
             assert (status, json.loads(answered)["choices"]) == (200, wanted)
 
+        yield [[f"127.0.0.1:{port}"] for port in ports[:2]], agree
+    finally:
+        await asyncio.gather(*(sim.close() for sim in sims))
+
+
+class Claims:
+    """A publisher that says in the name of a node what a test wants."""
+
+    def __init__(self) -> None:
+        endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+        self.sockets = EventSockets(endpoints[0], endpoints[1])
+        self.port, self.replay_port = (int(each.rpartition(":")[2]) for each in endpoints)
+        self._numbers = count()
+        self.say({"type": "AllBlocksCleared"})
+
+    def hold(self, of: int, manifest: bytes = MANIFEST.digest) -> None:
+        chain = hash_tokens(array("I", ids(of)), BLOCK_TOKENS, root=root_hash(None)).data
+        stored: Json = {"type": "BlockStored", "parent_block_hash": None, "token_ids": []}
+        stored |= {"block_hashes": [chain[at : at + 32] for at in range(0, len(chain), 32)]}
+        self.say(stored | {"block_size": BLOCK_TOKENS, "manifest": manifest})
+
+    def say(self, event: Json) -> None:
+        number = next(self._numbers).to_bytes(8, "big")
+        message = [b"", number, msgspec.msgpack.encode([time(), [event], 0])]
+        self.sockets.kept.append(message)
+        self.sockets.send(message)
+
+
+@pytest.fixture
+async def claims(nodes: list[StoreProcess]) -> AsyncIterator[tuple[list[Claims], Json]]:
+    """What is claimed of both nodes, and the settings of a router that hears it."""
+    made = [Claims() for _ in nodes]
+    places = [node.url.partition("://")[2] for node in nodes]
+    pairs = list(zip(places, made, strict=True))
+    heard = [f"{place}={each.port}" for place, each in pairs]
+    replays = [f"{place}={each.replay_port}" for place, each in pairs]
+    yield made, {"store_events_connect": heard, "store_events_replay": replays}
+    for each in made:
+        each.sockets.close()
+
+
+async def known(here: Site, reason: str = "complete") -> None:
+    """Wait until the router hears both nodes."""
+    view = here.app.core.nodes
+    assert view is not None
+    index = view.index
+    assert index is not None
+    await until(lambda: [each.value for _, each in index.states()] == [reason] * 2)
+
+
+async def test_of_nodes_that_publish_one_is_asked_for_each_prompt(
+    two: Two, nodes: list[StoreProcess], claims: tuple[list[Claims], Json]
+) -> None:
+    said, settings = claims
+    await asyncio.to_thread(land, nodes[0], 1)
+    said[0].hold(1)
+    here = await two(policy="prefix", **settings)
+    await known(here)
+    assert [(await ask(here))[0] for _ in range(3)] == [200] * 3
+    for name, hits in (("hits_total.memory", 3 * BLOCKS), ("misses_total.memory", 0)):
+        assert [await asyncio.to_thread(stat, node, name) for node in nodes] == [hits, 0]
+    assert here.prefill[0].requests == []
+    state = f'kvrouter:store_index_state{{node="{nodes[0].url}",reason="complete",state="exact"}}'
+    assert await metric(here, state) == 1
+
+
+async def test_blocks_that_an_index_has_and_no_node_cost_hits_and_no_request(
+    site: Open, nodes: list[StoreProcess], claims: tuple[list[Claims], Json]
+) -> None:
+    said, settings = claims
+    async with simulated(nodes) as (addresses, agree):
+        urls = [node.url for node in nodes]
+        here = await site(0, 0, addresses=addresses, store=urls, policy="prefix", **settings)
+        await known(here)
+        with StoreClient(nodes[0].url) as client:
+            digests = {each.digest for each in client.manifests()} - {MANIFEST.digest}
+        for of in (1, 2):
+            for each in said[:of]:  # of the second prompt also the node that is not asked
+                each.hold(of, *digests)
+            await agree(here, of)
+
+
+async def test_simulated_engines_at_two_nodes_answer_as_one_alone_whatever_befalls_a_node(
+    site: Open, nodes: list[StoreProcess]
+) -> None:
+    async with simulated(nodes) as (addresses, agree):
+        urls = [node.url for node in nodes]
+        here = await site(0, 0, addresses=addresses, store=urls, policy="prefix")
         for of in (1, 2, 1):
-            await agree(of)
+            await agree(here, of)
         assert await metric(here, 'kvrouter:landings_total{outcome="landed"}') == 2
         loaded = re.compile(r"^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", re.M)
-        async with here.http.get(f"http://127.0.0.1:{ports[1]}/metrics") as answer:
+        async with here.http.get(f"http://{addresses[1][0]}/metrics") as answer:
             (tokens,) = loaded.findall(await answer.text())
         assert float(tokens) == 2 * BLOCKS * BLOCK_TOKENS  # the third prompt is in its own cache
         nodes[1].send(signal.SIGSTOP)
         try:
-            await agree(3)
+            await agree(here, 3)
         finally:
             nodes[1].send(signal.SIGCONT)
         nodes[0].kill()
-        await agree(1)
-        await agree(4)
-    finally:
-        await asyncio.gather(*(sim.close() for sim in sims))
+        await agree(here, 1)
+        await agree(here, 4)

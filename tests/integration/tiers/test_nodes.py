@@ -1,11 +1,13 @@
 """Nodes as users start them, with a tier below: blocks outlive eviction, and reach other nodes."""
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.mooncake import MooncakeStore, free_ports
 from tests.fakes.redis import RedisCluster, RedisServer
 from tests.fakes.store import (
     HASH_BYTES,
@@ -18,6 +20,8 @@ from tests.fakes.store import (
     put_chain,
 )
 
+from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.tiers.values import HEADER_BYTES
@@ -110,6 +114,39 @@ def test_blocks_that_the_pool_evicted_come_back(redis: RedisServer, start: Start
         put(node, chain_of(BLOCKS, seed))
     assert node.metric('kvstore:evictions_total{reason="capacity"}') > BLOCKS
     assert got(node) == BLOCKS
+
+
+async def test_what_goes_to_a_tier_is_published_too_and_once_where_the_tier_was_away(
+    redis: RedisServer, start: Start
+) -> None:
+    port, replay_port = free_ports(2)
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"tcp://127.0.0.1:{port}",
+        "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+    }
+    node, meanwhile = start(redis.url, "--kv-events-config", json.dumps(config)), chain_of(5, "new")
+    index = NodeIndex(1000, {"": port}, {"": replay_port})
+
+    async def published(chain: bytes, blocks: int) -> None:
+        await asyncio.to_thread(put, node, chain)
+        async with asyncio.timeout(20):
+            while index.match([CacheGroup(MANIFEST.digest.hex())], chain) != {node.url: blocks}:
+                await asyncio.sleep(0.01)
+
+    try:
+        index.follow([node.url])
+        await published(CHAIN, BLOCKS)
+        assert await asyncio.to_thread(eventually, lambda: keys_in(redis) == KEYS)
+        redis.kill()
+        await published(meanwhile, 5)
+        messages = index.counts["messages"]
+        assert await asyncio.to_thread(eventually, lambda: node.metric("kvstore:tier_up") == 0)
+        redis.start()
+        assert await asyncio.to_thread(eventually, lambda: keys_in(redis) == KEYS + 10)
+        assert index.counts["messages"] == messages
+    finally:
+        index.close()
 
 
 def test_a_block_falsified_in_redis_is_refused_and_dropped(

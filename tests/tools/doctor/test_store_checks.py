@@ -1,5 +1,6 @@
 """Checks of a store by figures that a real store does not reach in a test."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,16 @@ GIB = 1 << 30
 
 
 async def found(
-    check: str, root: Path = Path("/nowhere"), more: Sequence[StoreFacts] = (), **facts: Any
+    check: str,
+    root: Path = Path("/nowhere"),
+    more: Sequence[StoreFacts] = (),
+    events: Sequence[str] = (),
+    **facts: Any,
 ) -> list[Finding]:
     """The findings of one check for a store with these facts, and `more` nodes."""
     nodes = [StoreFacts(URL, **facts), *more]
-    settings = DoctorSettings(store=[node.url for node in nodes])
+    urls = [node.url for node in nodes]
+    settings = DoctorSettings(store=urls, store_events_connect=list(events))
     setup = Setup(settings, Host(root), Families(), ProbeClient(), 1)
     setup.stores = list(map(learnt, nodes))
     (examine,) = (each.examine for each in CHECKS if each.name == check)
@@ -115,6 +121,18 @@ async def test_an_rdma_device_that_a_remote_store_does_not_use_is_reported_with_
     (finding,) = await found("store-rdma", tmp_path, **remote)
     assert "pyverbs is not installed" in finding.finding
     assert not await found("store-rdma", tmp_path, **{**remote, "transport": "rdma"})
+
+
+async def test_a_node_that_publishes_no_events_where_others_do_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as heard, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        publishes, silent = "kv://127.0.0.1:1", "kv://127.0.0.1:2"
+        pairs = [(publishes, heard), (silent, bound)]
+        ports = [f"{url.removeprefix('kv://')}={at.getsockname()[1]}" for url, at in pairs]
+        more = [StoreFacts(url) for url, _ in pairs]
+        (finding,) = await found("store-events", more=more, events=ports)
+        assert (finding.subject, "Connection refused" in finding.finding) == (silent, True)
+        assert not await found("store-events", more=more)
 
 
 def plant(root: Path, name: str, text: str) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.engines.engine import Role
-from kvrouter.options.addresses import unlabelled
+from kvrouter.options.addresses import parse_address, unlabelled
+from kvrouter_store.connection.address import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +38,7 @@ class SourceContext:
 
 
 Members = Mapping[str, Role]
-"""Every engine of one source: its role by its address, in the form of `parse_address`."""
+"""Every engine and store node of one source: its role by its `member_address`."""
 
 MAX_MEMBERS: Final = 4096
 """Engines that one source may name; more are a mistake, and would only cost probes."""
@@ -69,6 +70,16 @@ class EngineSource(Protocol):
         The first report comes at once. The source retries for ever, with pauses, and frees all it
         holds when it is cancelled.
         """
+
+
+def member_address(text: str, role: Role) -> str:
+    """The one form of an engine's address, or of the URL of a store node.
+
+    ValueError: a sentence with the remedy.
+    """
+    if role is not Role.STORE:
+        return parse_address(text)
+    return str(parse_url(text if "://" in text else f"kv://{text}"))
 
 
 def both_roles(named: Iterable[tuple[str, Role]]) -> dict[str, Role]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles
-from kvrouter.options.addresses import parse_address
+from kvrouter.membership.discovery.base import both_roles, member_address
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,6 +39,7 @@ _ROLES: Final = {
     "prefill": (Role.PREFILL,),
     "decode": (Role.DECODE,),
     "both": (Role.PREFILL, Role.DECODE),
+    "store": (Role.STORE,),
 }
 _OPTIONS: Final = frozenset({"role", "interval", "resolver"})
 
@@ -52,8 +52,8 @@ class DnsSource:
     `srv://NAME?role=decode`: every SRV record is an engine, at its port and its host's address.
     Priorities and weights are ignored: the router's policy chooses.
 
-    `role` is prefill, decode or both; `interval` is in seconds; `resolver=HOST:PORT` replaces the
-    servers in resolv.conf.
+    `role` is prefill, decode, both or store; `interval` is in seconds; `resolver=HOST:PORT`
+    replaces the servers in resolv.conf.
 
     A server that is down or fails changes nothing. A name that is gone or has no records names no
     engine; a zone that is being reloaded may look so for a moment, so it counts the third time.
@@ -90,8 +90,8 @@ class DnsSource:
                 empty = 0 if addresses else empty + 1
                 if addresses or not known or empty >= EMPTY_ANSWERS:
                     known = bool(addresses)
-                    named = ((parse_address(a), role) for a in addresses for role in self._roles)
-                    listener.named(both_roles(named))
+                    named = ((a, role) for a in addresses for role in self._roles)
+                    listener.named(both_roles((member_address(a, r), r) for a, r in named))
             await asyncio.sleep(wait_s)
 
     async def _ask(self) -> tuple[list[str], float]:
@@ -181,7 +181,7 @@ def _options(text: str, query: str) -> dict[str, str]:
         known = ", ".join(sorted(_OPTIONS))
         raise ValueError(f"discovery {text!r}: no option {min(unknown)!r}; there are {known}")
     if options.get("role") not in _ROLES:
-        raise ValueError(f"discovery {text!r}: say ?role=prefill, ?role=decode or ?role=both")
+        raise ValueError(f"discovery {text!r}: say ?role={' or ?role='.join(_ROLES)}")
     interval = options.get("interval", "1")
     with suppress(ValueError):
         if 0 < float(interval) <= 3600:

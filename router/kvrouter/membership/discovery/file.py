@@ -15,8 +15,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles, too_many
-from kvrouter.options.addresses import parse_address
+from kvrouter.membership.discovery.base import both_roles, member_address, too_many
 from kvrouter.options.bounded_yaml import TooMuch, bounded_root
 
 if TYPE_CHECKING:
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5
 """Between two looks at the file."""
 MAX_BYTES: Final = 1 << 20
-_ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+_ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE, "store": Role.STORE}
 
 Stamp = tuple[int, int, int, int]
 
 
 class FileSource:
-    """Reads a file of `prefill:` and `decode:` lists whenever it has changed.
+    """Reads a file of `prefill:`, `decode:` and `store:` lists whenever it has changed.
 
     It waits until two looks in a row find the same, since the file may still be written. A file
     that cannot be used changes nothing. `text` is a path or file:///PATH, else a ValueError.
@@ -105,16 +104,18 @@ def _listed(root: yaml.MappingNode) -> Iterator[tuple[str, Role]]:
     for key, value in root.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else None
         if name not in _ROLES:
-            raise _wrong(key, f"no {name or 'such key'!r}; there are `prefill` and `decode`")
+            raise _wrong(key, f"no {name or 'such key'!r}; there are {', '.join(_ROLES)}")
         if name in known:
             raise _wrong(key, f"{name!r} is given twice")
         known.add(name)
+        role = _ROLES[name]
         for item in _items(value):
             try:
-                addresses = [parse_address(part) for part in item.value.replace(",", " ").split()]
+                texts = item.value.replace(",", " ").split()
+                addresses = [member_address(text, role) for text in texts]
             except ValueError as error:
                 raise _wrong(item, str(error)) from None
-            yield from ((address, _ROLES[name]) for address in addresses)
+            yield from ((address, role) for address in addresses)
 
 
 def _items(value: yaml.Node) -> list[yaml.ScalarNode]:

@@ -11,7 +11,7 @@ from kvrouter.membership.discovery.merge import MergedSources
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from kvrouter.membership.discovery.base import EngineSource
     from kvrouter.membership.discovery.merge import SourceStatus
@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Brings the engines of all sources to `fleet`. `start`, then `close`, on the running loop."""
+    """Brings what all sources name to its place, on the running loop. `start`, then `close`.
+
+    fleet, follow_nodes: see `MergedSources`.
+    """
 
     def __init__(
         self,
@@ -35,8 +38,9 @@ class Discovery:
         *,
         first_report_s: float = FIRST_REPORT_S,
         restart_s: float = RESTART_S,
+        follow_nodes: Callable[[list[str]], None] = lambda urls: None,
     ) -> None:
-        self.merged = MergedSources(fleet)
+        self.merged = MergedSources(fleet, follow_nodes)
         self._sources = tuple(sources)
         self._first_report_s = first_report_s
         self._restart_s = restart_s

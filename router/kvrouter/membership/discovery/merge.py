@@ -1,4 +1,4 @@
-"""Combines what all sources name: an engine stays while any of them names it.
+"""Combines what all sources name: an engine or store node stays while any of them names it.
 
 A synchronous state machine. It passes only differences to the fleet: an engine that was added or
 removed by hand stays so until a source changes what it names.
@@ -10,12 +10,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import both_roles, too_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvrouter.engines.engine import Role
     from kvrouter.membership.discovery.base import Members
     from kvrouter.membership.fleet import Fleet
 
@@ -64,12 +64,19 @@ class SourceStatus:
 
 
 class MergedSources:
-    """The engines that sources name, brought to `fleet`; `statuses` in the order of the sources."""
+    """What sources name: engines go to `fleet`, all URLs of store nodes to `follow_nodes`.
 
-    def __init__(self, fleet: Fleet) -> None:
+    `statuses` are in the order of the sources.
+    """
+
+    def __init__(
+        self, fleet: Fleet, follow_nodes: Callable[[list[str]], None] = lambda urls: None
+    ) -> None:
         self._fleet = fleet
+        self._follow_nodes = follow_nodes
         self.statuses: list[SourceStatus] = []
-        self._members: dict[str, Role] = {}
+        self._members: dict[str, Role] = {}  # engines
+        self._nodes: list[str] = []
 
     def add(self, name: str) -> SourceStatus:
         """The listener for one more source."""
@@ -78,8 +85,13 @@ class MergedSources:
         return status
 
     def _update(self, restored: Iterable[str]) -> None:
+        named = both_roles(each for status in self.statuses for each in status.members.items())
+        nodes = [address for address, role in named.items() if role is Role.STORE]
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._follow_nodes(nodes)
         before = self._members
-        after = both_roles(named for status in self.statuses for named in status.members.items())
+        after: dict[str, Role] = {a: r for a, r in named.items() if r is not Role.STORE}
         self._members = after
         touched = {a for a in before.keys() | after.keys() if before.get(a) is not after.get(a)}
         touched.update(restored)

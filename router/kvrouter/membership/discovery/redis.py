@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext
-from kvrouter.options.addresses import parse_address
+from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext, member_address
 from kvrouter.redis.client import RedisFailed
 
 if TYPE_CHECKING:
@@ -36,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineEntry(msgspec.Struct, frozen=True):
-    """One engine's entry; unknown members are ignored."""
+    """The entry of an engine or a store node; unknown members are ignored."""
 
-    role: Literal["prefill", "decode", "both"]
+    role: Literal["prefill", "decode", "both", "store"]
     state: Literal["up", "leaving"] = "up"  # "leaving": it is to drain
     ttl_s: float = 15.0  # seconds until it expires
 
@@ -156,7 +155,8 @@ class RedisSource:
             if value is None:
                 continue
             try:
-                entries[parse_address(name)] = msgspec.json.decode(value, type=EngineEntry)
+                entry = msgspec.json.decode(value, type=EngineEntry)
+                entries[member_address(name, Role(entry.role))] = entry
             except (ValueError, RecursionError) as error:
                 if (name, value) not in self._odd and len(self._odd) < MAX_MEMBERS:
                     self._odd.add((name, value))

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvrouter.credentials.tls import Trust
-from kvrouter.engines.engine import Engine
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
-from kvrouter.membership.probe_client import ProbeClient
+from kvrouter.membership.probe_client import ProbeClient, try_connection
 from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter_store.log import log_to_stderr
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Role
     from kvrouter.membership.discovery.register_settings import RegisterSettings
 
 RETRY_S: Final = 0.5
@@ -39,7 +39,8 @@ class EngineRegistration:
     def __init__(
         self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
     ) -> None:
-        self.engine = Engine(bare_address(address), role, tls=SECURE in address)
+        place = address.partition("://")[2] if role is Role.STORE else bare_address(address)
+        self.engine = Engine(place, role, tls=SECURE in address)
         self.registered = False
         self._address = address
         self._link = link
@@ -51,7 +52,8 @@ class EngineRegistration:
         await self._put("up")
         if not self.registered:
             self.registered = True
-            print(f"kvrouter register: {self.engine.url} as {self.engine.role}", flush=True)
+            shown = self._address if self.engine.role is Role.STORE else self.engine.url
+            print(f"kvrouter register: {shown} as {self.engine.role}", flush=True)
 
     async def leave(self) -> None:
         """Mark the engine as leaving, until the entry expires: so all routers see it."""
@@ -113,8 +115,14 @@ class Registrar:
 
     async def _renew(self, registration: EngineRegistration) -> str:
         """Renew the entry of an engine that is well; returns what is wrong, or ""."""
+        engine = registration.engine
         try:
-            await self._probe.body(registration.engine, "/health", None)
+            if engine.role is Role.STORE:
+                await try_connection(engine.host, engine.port, self._settings.health_timeout_s)
+            else:
+                await self._probe.body(engine, "/health", None)
+        except OSError as error:
+            return f"it takes no connection: {reason_of(error) or 'no answer in time'}"
         except ProbeFailed as error:
             if error.status != 404:  # an engine may have no such page
                 return str(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from kvrouter.credentials.settings import EngineTrustSettings
@@ -10,7 +12,12 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import Members, both_roles
 from kvrouter.membership.discovery.redis import MAX_TTL_S
 from kvrouter.options.settings import Settings
-from kvrouter.options.types import Addresses, LogLevel  # noqa: TC001 (pydantic reads them)
+from kvrouter.options.types import (
+    Addresses,
+    LogLevel,
+    StoreUrls,
+    unique_stores,
+)
 from kvrouter.redis.settings import RedisSettings
 
 
@@ -29,12 +36,17 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, Settings):
         default_factory=list,
         description="Engines for decode legs, as URL or HOST:PORT.",
     )
+    store: Annotated[StoreUrls, AfterValidator(unique_stores)] = Field(
+        default_factory=list,
+        description="Nodes of the KV store, as kv://HOST:PORT or kvs://HOST:PORT.",
+    )
     ttl_s: float = Field(
         default=15.0,
         ge=0.5,
         le=MAX_TTL_S,
         description="How long an entry lives without renewal. While the engine's /health "
-        "answers, the command renews the entry three times as often.",
+        "answers, or the node takes connections, the command renews the entry three times as "
+        "often.",
         json_schema_extra={"flags": ["--ttl"]},
     )
     health_timeout_s: float = Field(
@@ -49,11 +61,13 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, Settings):
         if not self.redis.get_secret_value():
             raise ValueError("no Redis to register in: give --redis redis://HOST:PORT/DB")
         if not self.members:
-            raise ValueError("no engine to register: give --decode URL or --prefill URL")
+            raise ValueError(
+                "no engine to register: give --decode URL, --prefill URL or --store URL"
+            )
         return self
 
     @property
     def members(self) -> Members:
-        """The engines, with their roles."""
-        said = [(address, Role.PREFILL) for address in self.prefill]
-        return both_roles([*said, *((address, Role.DECODE) for address in self.decode)])
+        """The engines and store nodes, with their roles."""
+        roles = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.STORE: self.store}
+        return both_roles((address, role) for role, named in roles.items() for address in named)

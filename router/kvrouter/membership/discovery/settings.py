@@ -19,8 +19,8 @@ class DiscoverySettings(BaseModel):
 
     discovery: Annotated[list[str], BeforeValidator(_split)] = Field(
         default_factory=list,
-        description="More sources of engines. FILE: a YAML file with lists `prefill` and "
-        "`decode`, which the router watches. dns://NAME:PORT?role=decode: the addresses of a DNS "
+        description="More sources of engines. FILE: a YAML file with lists `prefill`, `decode` and "
+        "`store`, which the router watches. dns://NAME:PORT?role=decode: the addresses of a DNS "
         "name. srv://NAME?role=decode: the SRV records of a service. redis: the engines that "
         "`kvrouter register` keeps in --redis. k8s://NAMESPACE?selector=LABELS: the Ready "
         "Pods of Kubernetes with these labels.",

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 ROLE_LABEL: Final = "kvrouter/role"
 BOOTSTRAP_ANNOTATION: Final = "kvrouter/bootstrap-port"
-PORT_NAME: Final = "http"
-PORT: Final = 8000
+PORT: Final = ("http", 8000)
+"""Name and number of an engine's port, unless something else is said."""
+NODE_PORT: Final = ("kv", 7400)
+"""The same of a store node."""
 _SHOWN: Final = 40
 _LABEL_CHARACTERS: Final = 63
 """Of an engine's label; a Pod's name may be longer, and its end is what tells Pods apart."""
@@ -39,7 +41,7 @@ class Found:
 
     Attributes:
         owner: the Pod, which is one engine even with several addresses; else the address.
-        address: in the form of `parse_address`.
+        address: in the form of `parse_address`; of a store node its URL.
         role: which legs it serves.
         bootstrap_port: that its annotation tells; None: it tells none.
     """
@@ -74,7 +76,7 @@ def of_pod(pod: Pod, wanted: Wanted) -> Named:
     role = wanted.role or _role(pod.metadata, Role.DECODE)
     bootstrap_port = _bootstrap_port(pod.metadata.annotations or {})
     name, host = pod.metadata.name, pod.status.ip
-    return Named((_found(name, host, _port(ports, wanted), role, bootstrap_port),))
+    return Named((_found(name, host, _port(ports, wanted, role), role, bootstrap_port),))
 
 
 def of_slice(slice_: EndpointSlice, wanted: Wanted) -> Named:
@@ -88,7 +90,7 @@ def of_slice(slice_: EndpointSlice, wanted: Wanted) -> Named:
     if not ready:
         return Named(kind=slice_.address_type)
     role = wanted.role or _role(slice_.metadata, None)
-    port = _slice_port(slice_.ports or (), wanted)
+    port = _slice_port(slice_.ports or (), wanted, role)
     pods = [each.target_ref.name if each.target_ref is not None else "" for each in ready]
     found = (
         _found(pod, each.addresses[0], port, role) for pod, each in zip(pods, ready, strict=True)
@@ -119,31 +121,33 @@ def _found(pod: str, host: str, port: int, role: Role, bootstrap_port: int | Non
         raise Odd(f"{host!r} is no IP address") from None
     place = f"{shown}:{port}"
     label = pod[-_LABEL_CHARACTERS:].lstrip("-.")
+    address = f"{label}={place}" if label else place
     return Found(
         owner=pod or place,
-        address=f"{label}={place}" if label else place,
+        address=f"kv://{place}" if role is Role.STORE else address,
         role=role,
         bootstrap_port=bootstrap_port,
     )
 
 
-def _port(ports: Sequence[tuple[str | None, int | None]], wanted: Wanted) -> int:
+def _port(ports: Sequence[tuple[str | None, int | None]], wanted: Wanted, role: Role) -> int:
     if isinstance(wanted.port, int):
         return wanted.port
+    usual_name, usual = NODE_PORT if role is Role.STORE else PORT
     for name, number in ports:
-        if name == (wanted.port or PORT_NAME) and number:
+        if name == (wanted.port or usual_name) and number:
             return number
     if wanted.port is None:
-        return PORT
+        return usual
     raise Odd(f"it has no port named {wanted.port!r}")
 
 
-def _slice_port(ports: Sequence[NamedPort], wanted: Wanted) -> int:
+def _slice_port(ports: Sequence[NamedPort], wanted: Wanted, role: Role) -> int:
     """As `_port`; the only port of a Service needs no name."""
     numbers = [(each.name, each.port) for each in ports]
     if wanted.port is None and len(numbers) == 1 and numbers[0][1]:
         return numbers[0][1]
-    return _port(numbers, wanted)
+    return _port(numbers, wanted, role)
 
 
 def _role(metadata: Metadata, default: Role | None) -> Role:
@@ -156,7 +160,7 @@ def _role(metadata: Metadata, default: Role | None) -> Role:
     try:
         return Role(said)
     except ValueError:
-        raise Odd(f"label {ROLE_LABEL}={said}: write prefill, decode or both") from None
+        raise Odd(f"label {ROLE_LABEL}={said}: write {', '.join(Role)}") from None
 
 
 def _bootstrap_port(annotations: dict[str, str]) -> int | None:

@@ -71,7 +71,7 @@ def _role(text: str, value: str | None) -> Role | None:
     try:
         return Role(value) if value is not None else None
     except ValueError:
-        raise _wrong(text, "say role=prefill, role=decode or role=both") from None
+        raise _wrong(text, f"say role={' or role='.join(Role)}") from None
 
 
 def _port(text: str, value: str | None) -> int | str | None:

@@ -11,8 +11,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvrouter.prefix.events.replay import Replayer
-from kvrouter.prefix.events.sockets import Inbox, endpoint_of, subscriber
 from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
+from kvrouter_store.events.sockets import Inbox, endpoint_of, subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.prefix.events.messages import (
     AllBlocksCleared,
@@ -90,6 +90,19 @@ class BlockNaming:
             return None
 
 
+class EventMapping(Protocol):
+    """Applies events to an index. `engine` is what publishes them."""
+
+    def is_foreign(self, engine: Engine, names: BlockNaming) -> bool:
+        """Whether its blocks cannot be mapped to the router's present hashes."""
+
+    def empty(self, engine: Engine, names: BlockNaming) -> None:
+        """Forget all its blocks."""
+
+    def apply(self, engine: Engine, names: BlockNaming, event: Event) -> bool:
+        """Apply one event; returns whether it emptied what publishes it."""
+
+
 class EventCounts(Counter[str]):
     """Counts by kind; each only grows."""
 
@@ -102,7 +115,7 @@ class EventCounts(Counter[str]):
 
 @dataclass(eq=False)
 class BlockMapping:
-    """Applies events to the index; see `CacheTracker` for the arguments."""
+    """Applies events of engines; see `CacheTracker` for the arguments."""
 
     index: PrefixIndex
     domain: Callable[[Engine], HashDomain | None]

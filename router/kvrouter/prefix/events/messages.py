@@ -34,6 +34,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored", gc=False):
     extra_keys: list[Any] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    manifest: bytes | None = None  # digest of that of the blocks, by which a store node keeps them
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved", gc=False):
@@ -42,6 +43,7 @@ class BlockRemoved(msgspec.Struct, tag="BlockRemoved", gc=False):
     block_hashes: list[Id]
     medium: str | None = None
     group_idx: int | None = None
+    manifest: bytes | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
-from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
+from kvrouter.prefix.events.mapping import BlockNaming, EventCounts, EventMapping, Naming
 from kvrouter.prefix.events.sequencer import Sequencer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Shared:
     """What all publishers share."""
 
     index: PrefixIndex
-    mapping: BlockMapping
+    mapping: EventMapping
     counts: EventCounts
     budget: Budget
     clock: Callable[[], float]

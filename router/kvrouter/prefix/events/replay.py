@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from kvrouter.prefix.events.messages import BadMessage, decode_sequence
-from kvrouter.prefix.events.sockets import Inbox, endpoint_of, open_socket
+from kvrouter_store.events.sockets import Inbox, endpoint_of, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -31,11 +31,23 @@ class KvEventSettings(BaseModel):
         "replay_endpoint): PORT for all engines or HOST:PORT=PORT for one. The router asks there "
         "for messages that were lost or sent before it started.",
     )
+    store_events_connect: EnginePorts = Field(
+        default_factory=list,
+        description="Port at which nodes of the store publish what they hold (--kv-events-config "
+        "of `kvrouter store`): PORT for all nodes or HOST:PORT=PORT for one. Of several nodes the "
+        "router then asks one for each prompt, not all.",
+    )
+    store_events_replay: EnginePorts = Field(
+        default_factory=list,
+        description="Port at which nodes repeat these messages: PORT for all nodes or "
+        "HOST:PORT=PORT for one.",
+    )
     index_blocks: int = Field(
         default=1_000_000,
         ge=1024,
-        description="Blocks that the index of the engines' caches remembers, at 36 to 72 bytes "
-        "each. Beyond it the router forgets the least recently used.",
+        description="Blocks that the index of the engines' caches remembers, and that of the "
+        "nodes of the store as many, at 36 to 72 bytes each. Beyond it the router forgets the "
+        "least recently used.",
     )
 
     @field_validator("kv_events_bind")

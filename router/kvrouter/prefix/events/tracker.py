@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvrouter.engines.engine import Engine, HashDomain
+    from kvrouter.prefix.events.mapping import EventMapping
     from kvrouter.prefix.events.sequencer import Sequencer
     from kvrouter.prefix.index import PrefixIndex
 
@@ -55,11 +56,13 @@ class CacheTracker:
     domain: Callable[[Engine], HashDomain | None]
     max_names: int = 200_000  # bound of the names kept per engine whose naming is MAPPED
     clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    mapping: EventMapping | None = None  # None: that of engines
 
     def __post_init__(self) -> None:
         self.counts = EventCounts()
         self.budget = Budget(HELD_BYTES)
-        mapping = BlockMapping(self.index, self.domain, self.max_names, self.counts)
+        engines = BlockMapping(self.index, self.domain, self.max_names, self.counts)
+        mapping = self.mapping or engines
         self._shared = Shared(self.index, mapping, self.counts, self.budget, self.clock)
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}

@@ -42,6 +42,27 @@ class Manifests:
     resolved: dict[str, Sequence[Group]] = field(default_factory=dict)  # where all are known
     renamed: dict[str, str] = field(default_factory=dict)  # by those of engines when they joined
 
+    def current(self, manifest: str) -> str:
+        """The manifest by which an engine that joined with this one names its blocks now."""
+        return self.renamed.get(manifest, manifest)
+
+    def groups_of(self, manifest: str) -> tuple[CacheGroup, ...]:
+        """What stands for it."""
+        return self.groups.get(manifest) or (CacheGroup(manifest),)
+
+    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
+        """An engine that joined with one manifest names its blocks by another."""
+        if self.renamed.get(joined) != manifest:
+            self.renamed[joined] = manifest
+            self.groups[manifest] = groups
+
+    def difference(self, one: str, other: str) -> str:
+        """How two manifests differ, in a few words."""
+        first, second = self.known.get(one), self.known.get(other)
+        if first is None or second is None:
+            return digests_differ(one, other)
+        return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
+
 
 @dataclass(eq=False)
 class NodeView:
@@ -69,19 +90,6 @@ class NodeView:
                 await self._find(manifest)
         except (KVStoreError, TimeoutError) as error:
             log.debug("manifest %s: %s", manifest, error)
-
-    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """An engine that joined with one manifest names its blocks by another: match those."""
-        if self.manifests.renamed.get(joined) != manifest:
-            self.manifests.renamed[joined] = manifest
-            self.manifests.groups[manifest] = groups
-
-    def difference(self, one: str, other: str) -> str:
-        """How two manifests differ, in a few words."""
-        first, second = self.manifests.known.get(one), self.manifests.known.get(other)
-        if first is None or second is None:
-            return digests_differ(one, other)
-        return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
     async def match(self, manifest: str, hashes: bytes) -> int:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
@@ -138,12 +146,12 @@ class NodeView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
-        manifest = self.manifests.renamed.get(manifest, manifest)
+        manifest = self.manifests.current(manifest)
         resolved = self.manifests.resolved.get(manifest)
         if resolved is not None:
             return resolved
         found = []
-        for group in self.manifests.groups.get(manifest) or (CacheGroup(manifest),):
+        for group in self.manifests.groups_of(manifest):
             known = await self._find(group.manifest)
             if known is None:
                 return ()

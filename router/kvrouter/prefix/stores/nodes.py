@@ -21,17 +21,21 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.stores.base import Origin
+    from kvrouter.prefix.stores.node_index import NodeIndex
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 
 @dataclass(eq=False)
 class NodesView:
-    """The view of one or several nodes, by URL. It owns their clients: `start`, then `close`.
+    """The view of nodes, by URL. It owns their clients: `start`, then `close`.
 
-    A match asks every node at once. An index of what nodes hold could answer in `_held` instead.
+    A match asks every node at once. Where an index knows what nodes hold, it names the best of
+    them, and only that one is asked: it may have lost blocks meanwhile, it brings those on its disk
+    into memory, and it looks into the tiers below.
     """
 
     open_client: Callable[[str], AsyncStoreClient]  # which is not started yet
+    index: NodeIndex | None = None  # None: no node is known to publish what it holds
     _views: dict[str, NodeView] = field(default_factory=dict, init=False)
     _manifests: Manifests = field(default_factory=Manifests, init=False)
     _started: bool = field(default=False, init=False)
@@ -59,7 +63,7 @@ class NodesView:
         return sum((view.counts for view in self._views.values()), Counter[str]())
 
     def follow(self, urls: Iterable[str]) -> None:
-        """Ask these nodes from now on, which are one at least."""
+        """Ask these nodes from now on."""
         before, self._views = self._views, {}
         for url in urls:
             view = before.pop(url, None)
@@ -72,6 +76,8 @@ class NodesView:
             closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+        if self.index is not None:
+            self.index.follow(self._views)
 
     async def start(self, wait_s: float) -> None:
         """Connect in the background; returns when all are connected, or after `wait_s`."""
@@ -82,6 +88,8 @@ class NodesView:
 
     async def close(self) -> None:
         """End the connections and what they hold. Idempotent."""
+        if self.index is not None:
+            self.index.close()
         await asyncio.gather(*(client.close() for client in self.clients), *self._closing)
 
     async def joins(self, identity: Identity) -> Identity:
@@ -103,21 +111,27 @@ class NodesView:
 
     def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
         """An engine that joined with one manifest names its blocks by another: match those."""
-        self._any.rename(joined, manifest, groups)
+        self._manifests.rename(joined, manifest, groups)
 
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
-        return self._any.difference(one, other)
+        return self._manifests.difference(one, other)
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
         if len(self._views) == 1:
-            return StoreMatch(await self._any.match(manifest, hashes))
-        views = list(self._views.items())
-        self._turn = (self._turn + 1) % len(views)
-        views = views[self._turn :] + views[: self._turn]
-        found = await self._held([view for _, view in views], manifest, hashes)
-        return StoreMatch(max(found), {url: n for (url, _), n in zip(views, found, strict=True)})
+            (view,) = self._views.values()
+            return StoreMatch(await view.match(manifest, hashes))
+        urls = list(self._views)
+        self._turn = (self._turn + 1) % max(len(urls), 1)
+        urls = urls[self._turn :] + urls[: self._turn]
+        known = self._known(manifest, hashes)
+        held = {url: known[url] for url in urls if url in known}
+        best = max(held, key=held.__getitem__, default=None)
+        asked = [url for url in urls if url == best or url not in held]
+        found = await asyncio.gather(*(self._views[u].match(manifest, hashes) for u in asked))
+        held.update(zip(asked, found, strict=True))
+        return StoreMatch(max(held.values(), default=0), held)
 
     async def wait(
         self,
@@ -134,20 +148,21 @@ class NodesView:
         """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
         views, wanted = self._views, (manifest, hashes, upto, deadline_s)
         if len(views) == 1:
-            return await self._any.wait(*wanted, held=held.blocks, lease=lease)
+            (view,) = views.values()
+            return await view.wait(*wanted, held=held.blocks, lease=lease)
         if node is not None and node in views:
             views = {node: views[node]}
         return await _first_landed(
             {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
         )
 
-    @property
-    def _any(self) -> NodeView:
-        return next(iter(self._views.values()))
-
-    async def _held(self, views: list[NodeView], manifest: str, hashes: bytes) -> list[int]:
-        """Leading blocks that each of these nodes holds; 0 for one that does not answer."""
-        return await asyncio.gather(*(view.match(manifest, hashes) for view in views))
+    def _known(self, manifest: str, hashes: bytes) -> Mapping[str, int]:
+        """What the index knows of nodes that are connected, by URL."""
+        if self.index is None:
+            return {}
+        groups = self._manifests.groups_of(self._manifests.current(manifest))
+        found = self.index.match(groups, hashes)
+        return {url: n for url, n in found.items() if self._views[url].store.connected}
 
 
 async def _first_landed(

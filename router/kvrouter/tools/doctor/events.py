@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
-from kvrouter.prefix.events.sockets import Inbox, subscriber
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
 from kvrouter.tools.doctor.links import ask_new_prompt
+from kvrouter_store.events.sockets import Inbox, subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -65,6 +65,7 @@ TOPICS: Final = {
         store.store_tier,
         store.store_transport,
         store.store_rdma,
+        store.store_events,
     ),
     "A prompt through both legs": (
         end_to_end.connector_role,

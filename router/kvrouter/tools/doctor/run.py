@@ -13,11 +13,12 @@ import uvloop
 
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
-from kvrouter.engines.engine import Engine
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address, unlabelled
+from kvrouter.options.types import unique_stores
 from kvrouter.tools.doctor.base import GRAVEST_FIRST, Check, Finding, Host, Setup, error
 from kvrouter.tools.doctor.discovery import read_sources
 from kvrouter.tools.doctor.engine_facts import learn_engine
@@ -73,6 +74,9 @@ def _learn(setup: Setup) -> None:
     named = [*settings.engines.items()]
     named += [one for each in setup.discovered for one in each.members.items()]
     for address, role in both_roles(named).items():
+        if role is Role.STORE:
+            settings.store = unique_stores([*settings.store_nodes, address])
+            continue
         engine = Engine(bare_address(address), role, tls=SECURE in address)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
     nodes = settings.store_nodes

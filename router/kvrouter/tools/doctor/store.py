@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
+from kvrouter.membership.probe_client import try_connection
+from kvrouter.options.types import by_engine
 from kvrouter.prefix.stores import foreign_store, is_foreign
 from kvrouter.tools.doctor.base import Found, Setup, each_node, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.errors import KVStoreError, StoreRefused, Unauthorized, Untrusted
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,3 +217,21 @@ async def store_rdma(setup: Setup, store: StoreFacts) -> Found:
         remedy = "do what the sentence says, and start the node with --rdma on to see why not"
     finding = f"KV travels over TCP although this host has an RDMA device: {why}"
     yield remark(store.url, finding, remedy)
+
+
+@each_node
+async def store_events(setup: Setup, store: StoreFacts) -> Found:
+    """With --store-events-connect, the store publishes what it holds."""
+    ports, place = by_engine(setup.settings.store_events_connect), store.url.partition("://")[2]
+    port = ports.get(place, ports.get("", 0))
+    if not port or place.startswith("/"):
+        return
+    try:
+        await try_connection(parse_url(store.url).host, port, setup.deadline_s)
+    except OSError as problem:
+        reason = reason_of(problem) or "no answer in time"
+        yield warning(
+            store.url,
+            f"it publishes no events at port {port}, and so is asked for each prompt: {reason}",
+            "start it with --kv-events-config, or correct --store-events-connect",
+        )

@@ -5,19 +5,16 @@ publisher binds only `*`, `::`, ipc and inproc addresses, and connects to others
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 import msgspec
-import zmq
 
-from kvrouter.prefix.events.sockets import Inbox
 from kvrouter.tools.sim.block_cache import Cleared, Event, Removed
+from kvrouter_store.events.publisher import EventSockets
 
 _MEDIUM = "GPU"
-_END = (-1).to_bytes(8, "big", signed=True)
 
 
 def _low64(block_hash: bytes) -> int:
@@ -111,66 +108,33 @@ class EventPublisher:
     def __post_init__(self) -> None:
         self._encoder = EventEncoder(self.block_tokens)
         self._topic = self.topic.encode()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 100_000)
-        self._kept: deque[list[bytes]] = deque(maxlen=self.buffer_steps)
         self._random = Random(self.seed)
         self._delayed: list[list[bytes]] = []
-        self._replays: Inbox | None = None
-        endpoint = self.endpoint
-        if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc:", "inproc:")):
-            self._socket.bind(endpoint)
-        else:
-            self._socket.connect(endpoint)
-        if self.replay_endpoint is not None:
-            router = self._context.socket(zmq.ROUTER)
-            router.bind(self.replay_endpoint)
-            self._replays = Inbox(router, self._replay)
+        bind = any(sign in self.endpoint for sign in ("*", "::", "ipc:", "inproc:"))
+        self._sockets = EventSockets(
+            self.endpoint, self.replay_endpoint, self.buffer_steps, bind=bind
+        )
 
     @property
     def ports(self) -> tuple[int, int | None]:
         """The port of the messages, and that of the replays, if bound."""
-        replays = None if self._replays is None else _port(self._replays.socket)
-        return _port(self._socket), replays
+        return self._sockets.ports
 
     def publish(self, events: list[Event]) -> None:
         """Send a batch, unless it is empty."""
         if not events:
             return
         message = self._encoder.frames(self._topic, events)
-        self._kept.append(message)
+        self._sockets.kept.append(message)
         if self.faults is None:
-            self._socket.send_multipart(message, zmq.NOBLOCK)
+            self._sockets.send(message)
             return
         self._delayed.append(message)
         if len(self._delayed) > 1 or self._random.randrange(100) >= self.faults.late:
             sent, self._delayed = self.faults.wire(self._delayed, self._random), []
             for each in sent:
-                self._socket.send_multipart(each, zmq.NOBLOCK)
+                self._sockets.send(each)
 
     def close(self) -> None:
         """Close the sockets and their thread. Unsent events are dropped."""
-        if self._replays is not None:
-            self._replays.close()
-        self._socket.close(linger=0)
-        self._context.term()
-
-    def _replay(self, frames: Sequence[bytes]) -> None:
-        """Answer like vLLM's `ZmqEventPublisher._service_replay`."""
-        if self._replays is None or len(frames) != 3:
-            return
-        client, _, start = frames
-        for topic, number, payload in self._kept:
-            if number >= start:
-                self._answer(client, topic, number, payload)
-        self._answer(client, b"", _END, b"")
-
-    def _answer(self, *frames: bytes) -> None:
-        assert self._replays is not None
-        self._replays.socket.send_multipart([frames[0], b"", *frames[1:]], zmq.NOBLOCK)
-
-
-def _port(socket: "zmq.Socket[bytes]") -> int:
-    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._sockets.close()

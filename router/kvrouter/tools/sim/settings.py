@@ -7,16 +7,7 @@ Flags that llm-d-inference-sim has carry its names and meaning
 import re
 from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import SettingsConfigDict
 
@@ -28,6 +19,7 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connectors.neighbours import Sources
+from kvrouter_store.events.settings import KVEvents, KVEventsConfig
 from kvrouter_store.node.settings import (
     RdmaSettings,
     StoreCaFile,
@@ -76,32 +68,6 @@ class Duration(float):
 
 
 Tokens = Annotated[int, Field(ge=1, json_schema_extra={"metavar": "TOKENS"})]
-
-
-class KVEventsConfig(BaseModel):
-    """vLLM's `--kv-events-config`, as far as the simulator has it. Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    enable_kv_cache_events: bool = False
-    publisher: Literal["zmq"] = "zmq"
-    endpoint: str = "tcp://127.0.0.1:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    topic: str | None = None
-
-    def address(self) -> str | None:
-        """Where events go; None if they are not enabled."""
-        return self.endpoint if self.enable_kv_cache_events else None
-
-
-def _events_config(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        raise ValueError("give a JSON object, as '{\"enable_kv_cache_events\": true}'") from None
 
 
 class SimSettings(RdmaSettings, Settings):
@@ -286,12 +252,7 @@ class SimSettings(RdmaSettings, Settings):
         "broken transport does. With --no-verify-kv the engine answers from it.",
     )
 
-    kv_events_config: Annotated[KVEventsConfig, BeforeValidator(_events_config)] = Field(
-        default_factory=KVEventsConfig,
-        description="vLLM's JSON: enable_kv_cache_events, endpoint, replay_endpoint, "
-        "buffer_steps, topic.",
-        json_schema_extra={"section": "KV events", "metavar": "JSON"},
-    )
+    kv_events_config: KVEvents = KVEventsConfig()
     kv_events_endpoint: str | None = Field(
         default=None,
         description="Where KV events go, tcp://HOST:PORT: the short form of --kv-events-config.",

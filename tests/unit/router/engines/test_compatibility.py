@@ -83,15 +83,18 @@ def test_an_engine_that_left_is_no_longer_reported(pool: EnginePool) -> None:
 async def test_the_difference_names_what_differs(clock: Clock) -> None:
     view = view_of(FakeStore(registered=[MANIFEST, HALVES]), clock)
     other = HALVES.digest.hex()
-    assert view.difference(NAME, other) == f"manifests {NAME[:12]} and {other[:12]}"
+    assert view.manifests.difference(NAME, other) == f"manifests {NAME[:12]} and {other[:12]}"
     await view.learn(NAME)
-    assert view.difference(NAME, other) == "parts: 1 and 2; spec.kv_dtype: float32 and bfloat16"
+    assert (
+        view.manifests.difference(NAME, other)
+        == "parts: 1 and 2; spec.kv_dtype: float32 and bfloat16"
+    )
 
 
 async def test_a_store_that_is_away_keeps_no_engine_from_joining(clock: Clock) -> None:
     view = view_of(FakeStore(away=True), clock)
     await view.learn(NAME)
-    assert "manifests" in view.difference(NAME, "other")
+    assert "manifests" in view.manifests.difference(NAME, "other")
 
 
 def test_engines_are_named_by_what_matters_of_them() -> None:

@@ -53,11 +53,20 @@ def test_a_pod_that_is_not_ready_or_is_to_end_is_none(found: Any) -> None:
     assert in_pods(found)[0] == {}
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.BOTH])
 def test_the_label_tells_the_role_and_the_url_overrides_it(role: Role) -> None:
     assert in_pods(pod(role=role.value))[0] == {"engine-0=10.0.0.1:8000": role}
     said = in_pods(pod(role="decode"), url=f"{PODS}&role={role.value}")
     assert said[0] == {"engine-0=10.0.0.1:8000": role}
+
+
+def test_a_store_node_is_named_by_its_url_at_the_port_named_kv_else_7400() -> None:
+    kv = pod("10.0.0.1", 7401, role="store", port_name="kv")
+    assert in_pods(kv)[0] == {"kv://10.0.0.1:7401": Role.STORE}
+    assert in_pods(pod("fd00::1", role="store"))[0] == {"kv://[fd00::1]:7400": Role.STORE}
+    service = endpoint_slice(endpoint("10.0.0.1", "kvstore-x"), ports={"kv": 7402, "http": 7480})
+    found = in_slices(service, url="k8s://test?service=engines&role=store")
+    assert found == {"kv://10.0.0.1:7402": Role.STORE}
 
 
 def test_the_port_is_that_named_http_else_8000() -> None:
@@ -95,7 +104,7 @@ def test_the_end_of_a_long_name_is_the_label() -> None:
 @pytest.mark.parametrize(
     ("found", "url", "complaint"),
     [
-        (pod(role="draft"), PODS, "label kvrouter/role=draft: write prefill, decode or both"),
+        (pod(role="draft"), PODS, "label kvrouter/role=draft: write prefill, decode, both, store"),
         (pod(), f"{PODS}&port=api", "it has no port named 'api'"),
         (pod("node-1"), PODS, "'node-1' is no IP address"),
         (pod(annotations={BOOTSTRAP: "x"}), PODS, "bootstrap-port: 'x' is no port"),

@@ -44,7 +44,10 @@ def test_sources_that_differ_in_any_option_have_different_names() -> None:
         ("k8s://models?selector=a&service=b", "say ?selector=LABELS for Pods"),
         ("k8s://models?selector=", "give each option once, with a value"),
         ("k8s://models?selector=a&selector=b", "give each option once, with a value"),
-        ("k8s://models?selector=a&role=draft", "say role=prefill, role=decode or role=both"),
+        (
+            "k8s://models?selector=a&role=draft",
+            "say role=prefill or role=decode or role=both",
+        ),
         ("k8s://models?selector=a&port=0", "port=0 is neither a port nor the name of one"),
         ("k8s://models?selector=a&port=HTTP", "port=HTTP is neither a port"),
         ("k8s://models?selector=a&interval=5", "no option 'interval'; there are selector, service"),

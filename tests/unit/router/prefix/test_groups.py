@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.prefix.groups import landed, loadable
+from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.groups import known_loadable, landed, loadable
 from kvrouter_store.client.results import Match
 from kvrouter_store.errors import StoreUnavailable
 
@@ -75,6 +76,15 @@ def ask_loadable(store: FakeStore, groups: Sequence[tuple[str, int | None]]) -> 
     return asyncio.run(loadable(store, groups, CHAIN))  # type: ignore[arg-type]
 
 
+def known(there: dict[str, set[int]], groups: Sequence[tuple[str, int | None]]) -> int:
+    """The same by what is known of the blocks."""
+
+    def run(manifest: str, first: int, end: int) -> int:
+        return next((n - first for n in range(first, end) if n not in there[manifest]), end - first)
+
+    return known_loadable(run, [CacheGroup(*group) for group in groups], len(HASHES))
+
+
 async def ask_landed(store: FakeStore, *groups: tuple[str, int | None], span: range) -> Any:
     return await landed(store, groups, CHAIN, span, 1.0, lease=True)  # type: ignore[arg-type]
 
@@ -95,18 +105,20 @@ def test_a_prefix_can_be_loaded_up_to_the_last_boundary_that_all_groups_have(
         and window >= set(range(max(0, boundary - reach), boundary))
         and boundary - 1 in state
     ]
-    found = ask_loadable(store, [("full", None), ("window", reach), ("state", 1)])
-    assert found == max(can, default=0)
+    groups = [("full", None), ("window", reach), ("state", 1)]
+    assert ask_loadable(store, groups) == max(can, default=0)
+    assert known(there, groups) == max(can, default=0)
 
 
 def test_a_model_of_windows_alone_needs_no_whole_prefix() -> None:
     store = FakeStore({"window": set(HASHES[6:9])})
     assert ask_loadable(store, [("window", 3)]) == 9
     assert ask_loadable(store, [("window", 4)]) == 0
+    assert [known({"window": {6, 7, 8}}, [("window", reach)]) for reach in (3, 4)] == [9, 0]
 
 
 def test_a_store_that_does_not_know_an_engine_has_nothing_for_it() -> None:
-    assert ask_loadable(FakeStore({}), []) == 0
+    assert ask_loadable(FakeStore({}), []) == known({}, []) == 0
 
 
 async def test_a_landing_awaits_tails_where_the_blocks_end_and_leases_all() -> None:

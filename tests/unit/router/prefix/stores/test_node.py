@@ -89,7 +89,7 @@ async def test_an_engine_that_renamed_its_blocks_is_matched_by_their_new_names(
     store = FakeStore(3, registered=[MANIFEST, RENEWED])
     view = view_of(store, clock)
     assert await view.match(NAME, HASHES) == 3
-    view.rename(NAME, RENEWED.digest.hex(), ())
+    view.manifests.rename(NAME, RENEWED.digest.hex(), ())
     assert await view.match(NAME, HASHES) == 3
     assert store.matched == [MANIFEST, RENEWED]
 

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +14,7 @@ from tests.unit.router.prefix.stores.test_node import (
     FakeWaited,
 )
 
-from kvrouter.engines.engine import Identity
+from kvrouter.engines.engine import CacheGroup, Identity
 from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch
 from kvrouter.prefix.stores.nodes import NodesView
@@ -97,6 +97,62 @@ async def test_all_nodes_are_asked_at_once(make: Make) -> None:
     assert (found.blocks, found.nodes) == (4, {A: 2, B: 4, C: 1})
     assert found.source(A) == found.source(None) == B
     assert found.source(B) is None
+
+
+class FakeIndex:
+    """What is known of nodes, by URL."""
+
+    def __init__(self, **known: int) -> None:
+        self.known = {f"kv://{host}:1": blocks for host, blocks in known.items()}
+        self.followed: list[list[str]] = []
+        self.groups: list[Sequence[CacheGroup]] = []
+        self.closed = False
+
+    def follow(self, urls: Collection[str]) -> None:
+        self.followed.append(list(urls))
+
+    def match(self, groups: Sequence[CacheGroup], hashes: bytes) -> dict[str, int]:
+        self.groups.append(groups)
+        return self.known
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_of_nodes_that_are_known_only_the_best_is_asked(make: Make) -> None:
+    view, nodes = make(1, 3, 1)
+    view.index = index = FakeIndex(a=1, b=4)  # type: ignore[assignment]
+    found = await view.match(NAME, HASHES)
+    assert (found.blocks, found.nodes) == (3, {A: 1, B: 3, C: 1})  # B has lost a block since
+    assert ["match" in node.asked for node in nodes] == [False, True, True]
+    assert index.groups == [(CacheGroup(NAME),)]
+
+
+async def test_a_node_that_is_known_and_not_connected_holds_nothing(make: Make) -> None:
+    view, nodes = make(1, 4)
+    view.index = FakeIndex(a=1, b=4)  # type: ignore[assignment]
+    nodes[1].away, nodes[1].connected = True, False
+    assert await view.match(NAME, HASHES) == StoreMatch(1, {A: 1, B: 0})
+
+
+async def test_the_best_of_known_nodes_is_another_one_each_time(make: Make) -> None:
+    view, nodes = make(4, 4, 4)
+    view.index = FakeIndex(a=4, b=4, c=4)  # type: ignore[assignment]
+    for _ in range(6):
+        await view.match(NAME, HASHES)
+    assert [node.asked.count("match") for node in nodes] == [2, 2, 2]
+
+
+async def test_an_index_follows_the_nodes_and_closes_with_their_view(make: Make) -> None:
+    view, _ = make(1, 1)
+    view.index = index = FakeIndex()  # type: ignore[assignment]
+    view.follow([A])
+    view.follow([])
+    assert index.followed == [[A], []]
+    assert await view.match(NAME, HASHES) == StoreMatch(0, {})
+    assert (await view.wait(NAME, HASHES, 1, 1.0)).outcome is LandingOutcome.STORE_AWAY
+    await view.close()
+    assert index.closed
 
 
 async def test_nodes_that_hold_as_much_take_turns_as_the_source(make: Make) -> None:

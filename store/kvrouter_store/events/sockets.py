@@ -1,15 +1,11 @@
 """A ZMQ socket on the running loop, whose messages go to a callback."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import zmq
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 QUEUED_MESSAGES: Final = 100_000
@@ -30,7 +26,9 @@ def endpoint_of(host: str, port: int) -> str:
 class Inbox:
     """Passes a socket's messages to `take`, whose exceptions are logged. It owns the socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[Sequence[bytes]], None]) -> None:
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", take: Callable[[Sequence[bytes]], None]
+    ) -> None:
         self.socket = socket
         self._take = take
         self._loop = asyncio.get_running_loop()
@@ -69,16 +67,17 @@ class Inbox:
         self._timer = self._loop.call_later(0, self._drain)
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
     """A socket of a ZMQ kind with our bounds."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     return socket
 
 
-def subscriber(context: zmq.Context[zmq.Socket[bytes]], prefix: bytes) -> zmq.Socket[bytes]:
+def subscriber(context: "zmq.Context[zmq.Socket[bytes]]", prefix: bytes) -> "zmq.Socket[bytes]":
     """A SUB socket for topics that begin with `prefix`."""
     socket = open_socket(context, zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, prefix)

@@ -1,0 +1,310 @@
+"""Real nodes of the store that publish what they hold, and what routers know of it."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import zmq
+import zmq.asyncio
+from tests.fakes.mooncake import free_ports
+from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
+
+from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.stores.node_index import NodeIndex
+from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.events.settings import KVEventsConfig
+from kvrouter_store.identity.block import Manifest
+
+MANIFEST, OTHER = manifest_of(64), manifest_of(128)
+BLOCKS = 12
+CHAIN = chain_of(BLOCKS)
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Node:
+    """A node and the ports of its events."""
+
+    process: StoreProcess
+    port: int
+    replay_port: int
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    async def put(self, chain: bytes, manifest: Manifest = MANIFEST) -> None:
+        await asyncio.to_thread(self._put, chain, manifest)
+
+    def _put(self, chain: bytes, manifest: Manifest) -> None:
+        with StoreClient(self.url) as client:
+            client.register(manifest)
+            if chain:
+                put_chain(client, manifest, chain)
+
+    async def delete(self, chain: bytes) -> None:
+        def delete() -> None:
+            with StoreClient(self.url) as client:
+                client.delete(MANIFEST, chain)
+
+        await asyncio.to_thread(delete)
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts nodes that publish."""
+    with ExitStack() as stack:
+        made: list[Node] = []
+
+        def begin(*flags: str, buffer_steps: int = 1000) -> Node:
+            folder = tmp_path / str(len(made))
+            folder.mkdir()
+            port, replay_port = free_ports(2)
+            config = {
+                "enable_kv_cache_events": True,
+                "endpoint": f"tcp://127.0.0.1:{port}",
+                "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+                "buffer_steps": buffer_steps,
+            }
+            flags = ("--kv-events-config", json.dumps(config), *flags)
+            process = stack.enter_context(StoreProcess(folder, "64MiB", *flags))
+            made.append(Node(process, port, replay_port))
+            return made[-1]
+
+        yield begin
+
+
+class Router:
+    """The index of a router, with its clock."""
+
+    def __init__(self, *nodes: Node, ports: dict[str, int] | None = None) -> None:
+        places = {node.url.partition("://")[2]: node for node in nodes}
+        heard = {place: node.port for place, node in places.items()}
+        replays = {place: node.replay_port for place, node in places.items()}
+        self.index = NodeIndex(10_000, heard if ports is None else ports, replays)
+        self.index.follow([node.url for node in nodes])
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            self.index.tick()
+            await asyncio.sleep(0.05)
+
+    def held(self, chain: bytes = CHAIN, manifest: Manifest = MANIFEST) -> dict[str, int]:
+        return self.index.match([CacheGroup(manifest.digest.hex())], chain)
+
+    def reason(self, node: Node) -> Reason:
+        return dict(self.index.states())[node.url]
+
+    async def holds(self, node: Node, blocks: int | None) -> None:
+        """Wait until the node is known to hold so many blocks; None: until it is not known."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.held().get(node.url) != blocks:
+                await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self._ticking.cancel()
+        self.index.close()
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Callable[..., Router]]:
+    made: list[Router] = []
+
+    def begin(*nodes: Node, ports: dict[str, int] | None = None) -> Router:
+        made.append(Router(*nodes, ports=ports))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+Watch = Callable[..., Router]
+
+
+async def test_a_router_knows_what_a_node_holds_and_what_it_holds_no_longer(
+    start: Start, router: Watch
+) -> None:
+    node = start()
+    here = router(node)
+    await here.holds(node, 0)
+    await node.put(CHAIN)
+    await here.holds(node, BLOCKS)
+    await node.delete(CHAIN[-32 * 4 :])
+    await here.holds(node, BLOCKS - 4)
+    assert here.held(manifest=OTHER) == {node.url: 0}
+    await node.put(CHAIN[: 32 * 3], OTHER)
+    async with asyncio.timeout(PATIENCE_S):
+        while here.held(manifest=OTHER) != {node.url: 3}:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_block_that_is_evicted_leaves_the_index(start: Start, router: Watch) -> None:
+    node, big, more = start("--memory", "1MiB"), manifest_of(64 << 10), chain_of(12, "b")
+    here = router(node)
+    await node.put(CHAIN, big)
+    await node.put(more, big)
+
+    def asked(chain: bytes) -> int:
+        with StoreClient(node.url) as client:
+            return client.match(big, chain).blocks
+
+    left = [await asyncio.to_thread(asked, chain) for chain in (CHAIN, more)]
+    assert 0 < sum(left) < 24
+    async with asyncio.timeout(PATIENCE_S):
+        while [here.held(chain, big).get(node.url) for chain in (CHAIN, more)] != left:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("buffer_steps", [1000, 2])
+async def test_a_router_that_comes_late_learns_everything(
+    start: Start, router: Watch, buffer_steps: int
+) -> None:
+    node = start(buffer_steps=buffer_steps)
+    first = router(node)
+    for blocks in range(1, BLOCKS + 1):  # a message for each
+        await node.put(CHAIN[: 32 * blocks])
+        await first.holds(node, blocks)
+    late = router(node)
+    await late.holds(node, BLOCKS)
+    await first.holds(node, BLOCKS)
+
+
+async def test_a_node_that_dies_is_not_known_and_one_that_restarts_is_known_anew(
+    start: Start, router: Watch
+) -> None:
+    node = start()
+    here = router(node)
+    await node.put(CHAIN)
+    await here.holds(node, BLOCKS)
+    node.process.kill()
+    await here.holds(node, None)
+    assert here.reason(node) is Reason.CUT
+    node.process.start()
+    await here.holds(node, 0)
+    await node.put(CHAIN[: 32 * 2])
+    await here.holds(node, 2)
+
+
+async def test_what_a_node_finds_on_its_disk_is_known_after_a_restart(
+    start: Start, router: Watch, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    node = start("--disk", str(disk), "--disk-size", "16MiB")
+    await node.put(CHAIN)
+    assert node.process.stop() == 0
+    node.process.start()
+    here = router(node)
+    await here.holds(node, 0)  # it does not know what makes a block before an engine says so
+    await node.put(b"")
+    await here.holds(node, BLOCKS)
+
+
+async def test_messages_that_are_lost_are_asked_for_again(start: Start, router: Watch) -> None:
+    node = start()
+    async with Forgetful(node.port, every=2) as port:
+        here = router(node, ports={"": port})
+        for blocks in range(1, BLOCKS + 1):
+            await node.put(CHAIN[: 32 * blocks])
+            await asyncio.sleep(0.02)  # a message for each
+        extra = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while here.held().get(node.url) != BLOCKS:
+                extra += 1
+                await node.put(chain_of(extra, "x"))  # what follows shows what was lost
+        assert here.index.counts["gaps"]
+
+
+async def test_a_node_that_hangs_is_asked_once_and_then_not_counted_on(
+    start: Start, router: Watch
+) -> None:
+    nodes = [start(), start()]
+    here = router(*nodes)
+    view = NodesView(lambda url: AsyncStoreClient(url, deadline_s=0.5), here.index)
+    view.follow([node.url for node in nodes])
+    await view.start(PATIENCE_S)
+    await nodes[0].put(CHAIN[: 32 * 5])
+    await nodes[1].put(CHAIN)
+    await here.holds(nodes[0], 5)
+    await here.holds(nodes[1], BLOCKS)
+    name = MANIFEST.digest.hex()
+    assert (await view.match(name, CHAIN)).blocks == BLOCKS
+    nodes[1].process.send(signal.SIGSTOP)
+    try:
+        begun_s = monotonic()
+        assert [(await view.match(name, CHAIN)).blocks for _ in range(3)] == [5, 5, 5]
+        assert monotonic() - begun_s < 5
+    finally:
+        nodes[1].process.send(signal.SIGCONT)
+        here.close()
+        await view.close()
+
+
+async def test_a_node_that_left_is_forgotten(start: Start, router: Watch) -> None:
+    nodes = [start(), start()]
+    here = router(*nodes)
+    for node in nodes:
+        await node.put(CHAIN)
+        await here.holds(node, BLOCKS)
+    here.index.follow([nodes[0].url])
+    assert here.held() == {nodes[0].url: BLOCKS}
+    here.index.follow([node.url for node in nodes])
+    await here.holds(nodes[1], BLOCKS)
+
+
+def test_a_node_of_several_tenants_publishes_nothing(tmp_path: Path) -> None:
+    from kvrouter_store.node.process import run
+    from kvrouter_store.node.settings import StoreSettings
+
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a:" + "x" * 32 + "\nb:" + "y" * 32 + "\n")
+    tokens.chmod(0o600)
+    config = KVEventsConfig(enable_kv_cache_events=True)
+    settings = StoreSettings(
+        token_file=str(tokens), kv_events_config=config, port=0, http_port=0, unix_socket="none"
+    )
+    assert run(settings) == 2
+
+
+class Forgetful:
+    """Passes messages of a publisher on, but each `every`-th is lost; returns its port."""
+
+    def __init__(self, port: int, every: int) -> None:
+        self._context = zmq.asyncio.Context()
+        self._source = self._context.socket(zmq.SUB)
+        self._source.setsockopt(zmq.SUBSCRIBE, b"")
+        self._source.connect(f"tcp://127.0.0.1:{port}")
+        self._sink = self._context.socket(zmq.PUB)
+        self._port = self._sink.bind_to_random_port("tcp://127.0.0.1")
+        self._every = every
+
+    async def __aenter__(self) -> int:
+        self._task = asyncio.create_task(self._pass())
+        return self._port
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def _pass(self) -> None:
+        count = 0
+        while True:
+            message = await self._source.recv_multipart()
+            count += 1
+            if count % self._every:
+                await self._sink.send_multipart(message)
