@@ -26,7 +26,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstd
 """
 MODEL = {"MODEL": "/models"}
 PROMPT = list(range(100, 900))
-WORKERS = "http://127.0.0.1:8000/workers"
+BOTH = {"prefill": 1, "decode": 1}
 FLAGS = "--dtype=float32 --enforce-eager --max-model-len=4096"  # this is a small machine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -79,7 +79,7 @@ def project(docker: str, tmp_path: Path) -> Iterator[Project]:
 
 def test_decode_loads_from_the_store_what_prefill_computed(project: Project) -> None:
     # The router is healthy when one engine answers, and serves with that until both do.
-    wait_until(lambda: project.inside("router", WORKERS).count('"status":"up"') == 2)
+    wait_until(lambda: project.series("router", "kvrouter:worker_up", "role") == BOTH)
     answer = complete(project.address("router", 8000), "model", PROMPT, 4)
     assert answer["usage"]["completion_tokens"] == 4
     tokens = project.series("decode-cpu", "vllm:prompt_tokens_by_source_total", "source")
