@@ -29,7 +29,7 @@ class Watched:
 def merged() -> tuple[EnginePool, Fleet, MergedSources]:
     pool = EnginePool()
     fleet = Fleet(pool, Watched())  # type: ignore[arg-type]
-    return pool, fleet, MergedSources(fleet)
+    return pool, fleet, MergedSources(fleet, lambda urls: None)
 
 
 def roles(pool: EnginePool) -> dict[str, Role]:

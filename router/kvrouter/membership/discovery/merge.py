@@ -69,9 +69,7 @@ class MergedSources:
     `statuses` are in the order of the sources.
     """
 
-    def __init__(
-        self, fleet: Fleet, follow_nodes: Callable[[list[str]], None] = lambda urls: None
-    ) -> None:
+    def __init__(self, fleet: Fleet, follow_nodes: Callable[[list[str]], None]) -> None:
         self._fleet = fleet
         self._follow_nodes = follow_nodes
         self.statuses: list[SourceStatus] = []

@@ -12,12 +12,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import Members, both_roles
 from kvrouter.membership.discovery.redis import MAX_TTL_S
 from kvrouter.options.settings import Settings
-from kvrouter.options.types import (
-    Addresses,
-    LogLevel,
-    StoreUrls,
-    unique_stores,
-)
+from kvrouter.options.types import Addresses, LogLevel, StoreUrls, unique_stores
 from kvrouter.redis.settings import RedisSettings
 
 
@@ -61,9 +56,7 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, Settings):
         if not self.redis.get_secret_value():
             raise ValueError("no Redis to register in: give --redis redis://HOST:PORT/DB")
         if not self.members:
-            raise ValueError(
-                "no engine to register: give --decode URL, --prefill URL or --store URL"
-            )
+            raise ValueError("no engine to register: give --decode URL, --prefill or --store")
         return self
 
     @property

@@ -125,8 +125,9 @@ class NodesView:
         urls = list(self._views)
         self._turn = (self._turn + 1) % max(len(urls), 1)
         urls = urls[self._turn :] + urls[: self._turn]
-        known = self._known(manifest, hashes)
-        held = {url: known[url] for url in urls if url in known}
+        groups = self._manifests.groups_of(self._manifests.current(manifest))
+        known = self.index.match(groups, hashes) if self.index is not None else {}
+        held = {u: known[u] for u in urls if u in known and self._views[u].store.connected}
         best = max(held, key=held.__getitem__, default=None)
         asked = [url for url in urls if url == best or url not in held]
         found = await asyncio.gather(*(self._views[u].match(manifest, hashes) for u in asked))
@@ -155,14 +156,6 @@ class NodesView:
         return await _first_landed(
             {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
         )
-
-    def _known(self, manifest: str, hashes: bytes) -> Mapping[str, int]:
-        """What the index knows of nodes that are connected, by URL."""
-        if self.index is None:
-            return {}
-        groups = self._manifests.groups_of(self._manifests.current(manifest))
-        found = self.index.match(groups, hashes)
-        return {url: n for url, n in found.items() if self._views[url].store.connected}
 
 
 async def _first_landed(
