@@ -34,7 +34,8 @@ HANDS = "tests.rdma.beside 0.0.0.0 7472"
 class Run:
     """Tests marked `rdma` in one machine, and a module that runs in another one beside it.
 
-    Tests begin when that listens on `port`; `variable` tells them where.
+    Tests begin when that listens on `port`; `variable` tells them where. Both find the package,
+    one of make_peer.sh.
     """
 
     tests: str
@@ -43,6 +44,7 @@ class Run:
     variable: str
     scheme: str = ""
     memory: tuple[str, str] = ("1536M", "1536M")
+    package: str = ""
 
 
 # Add a path to have it run there.
@@ -68,6 +70,7 @@ RUNS = {
         7472,
         "KVROUTER_RDMA_HANDS",
         memory=("4G", "2G"),
+        package="infinistore",
     ),
 }
 
@@ -96,7 +99,7 @@ def run_tests(run: Run) -> int:
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "KVROUTER_INFINISTORE": infinistore() if run is RUNS["infinistore"] else "",
+        "PYTHONPATH": package(run.package) if run.package else "",
         run.variable: f"{run.scheme}{BESIDE_HOST}:{run.port}",
     }
     tests = (
@@ -112,12 +115,12 @@ def run_tests(run: Run) -> int:
     return run_machines(jobs, LIMIT_S)
 
 
-def infinistore() -> str:
-    """The folder of InfiniStore's package, which is made once. Raises NoMachine."""
-    command = ["benchmarks/connectors/make_peer.sh", "infinistore", sys.executable]
+def package(name: str) -> str:
+    """The folder of another project's package, which is made once. Raises NoMachine."""
+    command = ["benchmarks/connectors/make_peer.sh", name, sys.executable]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
-        raise NoMachine("InfiniStore's package cannot be installed")
+        raise NoMachine(f"the package of {name} cannot be installed")
     return made.stdout.strip()
 
 

@@ -158,11 +158,12 @@ def _write_job(folder: Path, made: Image, job: Job, node: int, limit_s: float) -
         "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items())
     )
     (inner / "start.sh").write_text((HERE / "guest_start.sh").read_text())
-    exports = {"PYTHONPATH": str(made.python_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = filter(None, [str(made.python_path), job.environment.get("PYTHONPATH")])
+    exports = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     (inner / "command.sh").write_text(
         "".join(
             f"export {name}={shlex.quote(value)}\n"
-            for name, value in (exports | job.environment).items()
+            for name, value in (job.environment | exports).items()
         )
         + f"exec {shlex.join(job.command)}\n"
     )
