@@ -79,8 +79,10 @@ def main() -> int:
     """Run all of it, or what is named; the status of what failed first."""
     names = sys.argv[1:]
     try:
-        failed = (status for name in names or RUNS if (status := run_tests(RUNS[name])))
-        return next(failed, 0) or (0 if names else run_benchmark())
+        statuses = [run_tests(RUNS[name]) for name in names or RUNS]
+        if not names:
+            statuses.append(run_benchmark())
+        return next(filter(None, statuses), 0)
     except NoMachine as problem:
         say(str(problem))
         return NO_MACHINE
