@@ -1,6 +1,5 @@
 """A real InfiniStore on this machine's RDMA device. It listens on every address: run it in a VM."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,15 +14,9 @@ SERVER = "import infinistore.server; infinistore.server.main()"
 
 
 class InfiniStore:
-    """One server with 1 GiB, which others find at `host`. Enter it; it ends with its test.
+    """One server with 1 GiB, which others find at `host`. Enter it; it ends with its test."""
 
-    package: the folder of its package. environment: in which programs find that.
-    """
-
-    def __init__(self, folder: Path, host: str, package: str) -> None:
-        self.package = package
-        paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        self.environment = {"PYTHONPATH": paths}
+    def __init__(self, folder: Path, host: str) -> None:
         self._log = folder / "infinistore.log"
         self._host = host
         self._port, self._manage_port = free_ports(2)
@@ -45,15 +38,13 @@ class InfiniStore:
         self.kill()
 
     def start(self) -> None:
-        """Start it, where it was; returns when it listens."""
+        """Start it, where it was; returns when it has registered its memory."""
         command = [sys.executable, "-c", SERVER, f"--dev-name={DEVICE}", "--link-type=Ethernet"]
         command += [f"--service-port={self._port}", f"--manage-port={self._manage_port}"]
         command += ["--prealloc-size=1", "--minimal-allocate-size=64"]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **self.environment}
-            )
-        assert await_port(self._port, self._process), self.log
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        assert await_port(self._manage_port, self._process), self.log
 
     def kill(self) -> None:
         """SIGKILL: what it held is gone. Idempotent."""

@@ -25,9 +25,9 @@ class Hands:
         self.control = control
         self.programs = programs
 
-    def run(self, command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    def run(self, command: list[str]) -> dict[str, Any]:
         """Start a program of kvrouter; its URLs."""
-        return begin(self.programs, command, environment)
+        return begin(self.programs, command)
 
     def cut(self, after_bytes: int, for_s: float) -> dict[str, Any]:
         """Take the network down for a while, as soon as so many more bytes have left by it."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BESIDE = os.environ.get("KVROUTER_RDMA_BESIDE", "")
 # The same of tests.rdma.beside, which does there what tests ask for.
 HANDS = os.environ.get("KVROUTER_RDMA_HANDS", "")
-# The folder of InfiniStore's package.
-INFINISTORE = os.environ.get("KVROUTER_INFINISTORE", "")
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +106,7 @@ def hands() -> Iterator[Callable[[], Control]]:
 @pytest.fixture(scope="session")
 def infinistore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InfiniStore]:
     """One server for all tests, which runs when each of them begins."""
-    if not INFINISTORE:
+    if not HANDS or find_spec("infinistore") is None:
         pytest.skip("there is no InfiniStore (make rdma brings it)")
-    with InfiniStore(tmp_path_factory.mktemp("infinistore"), "10.77.0.1", INFINISTORE) as server:
+    with InfiniStore(tmp_path_factory.mktemp("infinistore"), "10.77.0.1") as server:
         yield server

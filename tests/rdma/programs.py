@@ -1,11 +1,10 @@
 """Programs of kvrouter that a test starts, and what they count."""
 
-import os
 import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,21 +15,14 @@ URLS = re.compile(r"\b(http|kv)(://[\w.]+:\d+)")
 PATIENCE_S = 60.0
 
 
-def begin(
-    programs: ExitStack, command: Sequence[str], environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def begin(programs: ExitStack, command: Sequence[str]) -> dict[str, str]:
     """Start `kvrouter COMMAND`; the URLs that it prints when it is ready, by their scheme.
 
     It is killed when `programs` are closed.
     """
+    program = [sys.executable, "-m", "kvrouter", *command]
     process = programs.enter_context(
-        subprocess.Popen(
-            [sys.executable, "-m", "kvrouter", *command],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-        )
+        subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     )
     programs.callback(process.kill)
     assert process.stdout is not None

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 from tests.fakes.infinistore import InfiniStore
-from tests.integration.tiers import test_contract
+from tests.integration.tiers.test_contract import *  # noqa: F403 - its tests run here
+from tests.integration.tiers.test_contract import blank, bytes_of, values
 
 from kvrouter_store.tiers.base import Memory, Tier, TierStatus
 from kvrouter_store.tiers.registry import open_tier
@@ -22,9 +23,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-globals().update(
-    {name: test for name, test in vars(test_contract).items() if name.startswith("test_")}
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,38 +36,35 @@ def memory() -> Iterator[Memory]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tier(infinistore: InfiniStore, memory: Memory) -> AsyncIterator[Tier]:
     """The tier, started."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(infinistore.package)
-        patched.setenv("PYTHONPATH", infinistore.environment["PYTHONPATH"])
-        opened = open_tier(infinistore.url)
-        began = time.monotonic()
-        await opened.start(memory)
-        print(f"\nInfiniStore's client connected in {time.monotonic() - began:.1f} s")
-        yield opened
-        await opened.stop()
+    opened = open_tier(infinistore.url)
+    began = time.monotonic()
+    await opened.start(memory)
+    print(f"\nInfiniStore's client connected in {time.monotonic() - began:.1f} s")
+    yield opened
+    await opened.stop()
 
 
 async def test_a_value_may_end_with_any_byte(tier: Tier, memory: Memory) -> None:
-    items = test_contract.values(memory, 64, 256)
+    items = values(memory, 64, 256)
     for last, item in enumerate(items):
         memory.view[item.at + 63] = last
-    before = test_contract.bytes_of(memory, items)
+    before = bytes_of(memory, items)
     await tier.store(items)
-    test_contract.blank(memory)
+    blank(memory)
     assert await tier.load(items) == [TierStatus.OK] * 256
-    assert test_contract.bytes_of(memory, items) == before
+    assert bytes_of(memory, items) == before
 
 
 async def test_what_a_stalled_server_writes_late_reaches_no_memory(
     infinistore: InfiniStore, tier: Tier, memory: Memory
 ) -> None:
-    items = test_contract.values(memory, 1 << 20, 2)
+    items = values(memory, 1 << 20, 2)
     await tier.store(items)
     infinistore.stall()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.0):
             await tier.load(items)
-    test_contract.blank(memory)
+    blank(memory)
     infinistore.resume()
     await tier.start(memory)
     assert await tier.holds([items[0].key]) == [True]

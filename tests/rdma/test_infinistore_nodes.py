@@ -58,11 +58,11 @@ def nodes(infinistore: InfiniStore, hands: Callable[[], Control]) -> Iterator[tu
     flags = ["--port", "0", "--http-port", "0", "--memory", POOL, "--rdma", "off"]
     flags += ["--tier", infinistore.url, "--tier-memory", "4MiB", "--tier-timeout", str(CALL_S)]
     flags += ["--insecure", "--unix-socket", "none"]
-    environment = infinistore.environment
     with ExitStack() as programs:
-        there, here = ["store", "--host", THERE, *flags], ["store", "--host", HERE, *flags]
-        second = hands().ask("run", command=there, environment=environment)
-        first = begin(programs, here, environment)
+        link = hands()
+        link.send(op="run", command=["store", "--host", THERE, *flags])
+        first = begin(programs, ["store", "--host", HERE, *flags])
+        second = link.receive()
         began = time.monotonic()
         assert eventually(lambda: are_up(first, second), PATIENCE_S), infinistore.log
         print(f"\ntwo nodes connected in {time.monotonic() - began:.1f} s")
@@ -104,7 +104,5 @@ def test_a_killed_server_costs_hits_and_is_used_again_when_it_is_back(
     began = time.monotonic()
     assert eventually(lambda: are_up(first, second), PATIENCE_S), infinistore.log
     print(f"\nused again {time.monotonic() - began:.1f} s after its start")
-    before = stored(first)
     put(first, "d")
-    assert eventually(lambda: stored(first) - before > BLOCKS * BLOCK_BYTES, PATIENCE_S)
-    assert got(second, "d") == BLOCKS
+    assert eventually(lambda: got(second, "d") == BLOCKS, PATIENCE_S)

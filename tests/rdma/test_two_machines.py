@@ -100,7 +100,7 @@ def fleet(hands: Callable[[], Control]) -> Iterator[Fleet]:
     """Everything started, and both engines known to the router."""
 
     def there(*command: str) -> dict[str, str]:
-        urls: dict[str, str] = hands().ask("run", command=command, environment={})
+        urls: dict[str, str] = hands().ask("run", command=command)
         return urls
 
     with ExitStack() as programs:
