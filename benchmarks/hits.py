@@ -11,20 +11,17 @@ machine. `python -m benchmarks.tiers --help` tells what Mooncake needs.
 """
 
 import asyncio
-import json
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from tests.fakes.store import Memory
 
-from benchmarks.arguments import parser_of
-from benchmarks.tiers_rig import KINDS, MIB, Blocks, Node, cpu_s, read, serving, write
+from benchmarks.tiers_bench import Bench
+from benchmarks.tiers_rig import MIB, Blocks, Node, cpu_s, read, serving, write
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 COUNTS = (1, 16, 256)
@@ -104,7 +101,7 @@ def measure(source: Source, near: Node, far: Node, rounds: int) -> None:
     source.landing_ms += [asyncio.run(landing_ms(few, near, far)) for _ in range(4 * rounds)]
 
 
-def measured(name: str, rounds: int, folder: Path) -> Source:
+def measured(name: str, folder: Path, rounds: int) -> Source:
     """The figures of a source."""
     source, memory = Source(name), 2 * COUNTS[-1] * MIB
     with ExitStack() as stack:
@@ -120,26 +117,14 @@ def measured(name: str, rounds: int, folder: Path) -> Source:
     return source
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print a table in Markdown."""
-    parser = parser_of("benchmarks.hits", __doc__)
-    parser.add_argument("--quick", action="store_true", help="two rounds instead of five")
-    parser.add_argument("--json", type=Path, help="write every figure there")
-    parser.add_argument("--tiers", nargs="*", choices=KINDS, default=KINDS)
-    options = parser.parse_args(arguments)
-    sources = []
-    heads = ["Blocks from", "landing", *(f"load of {n}" for n in COUNTS), "CPU of client per GiB"]
-    print("| " + " | ".join([*heads, "CPU of node per GiB"]) + " |\n" + "|---" * 7 + "|")
-    for name in (LOCAL, NEIGHBOUR, *options.tiers):
-        try:
-            with tempfile.TemporaryDirectory(prefix="kvh-") as folder:
-                sources.append(measured(name, 2 if options.quick else 5, Path(folder)))
-            print(sources[-1], flush=True)
-        except RuntimeError as error:
-            print(f"{name} was left out: {error}", file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in sources], indent=2) + "\n")
-    return 0
+    loads = (f"load of {n}" for n in COUNTS)
+    cpu = "CPU of client per GiB", "CPU of node per GiB"
+    bench = Bench("benchmarks.hits", __doc__, ("Blocks from", "landing", *loads, *cpu))
+    rounds = 2 if bench.quick else 5
+    names = (LOCAL, NEIGHBOUR, *bench.tiers)
+    return bench.run(names, lambda name, folder: iter([measured(name, folder, rounds)]))
 
 
 if __name__ == "__main__":

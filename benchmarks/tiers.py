@@ -5,31 +5,30 @@
 Put: an engine's client writes blocks to a node until its tier has all of them. Get: an engine's
 client reads them from a second, empty node, which has them from the tier. Alone: the library stores
 and loads values of the same size in batches of the same size, from and to its own memory (redis-py
-with hiredis in pipelines, Mooncake's batch calls on registered memory). Both are done in pairs,
-A B B A; each pair has a ratio, and the median is to be 0.8. All processes are on this machine: only
-ratios can be compared. Mooncake needs KVROUTER_MOONCAKE, which
+with hiredis in pipelines, on uvloop as in the node; Mooncake's batch calls on registered memory).
+Both are done in pairs, A B B A; each pair has a ratio, and the median is to be 0.8. All processes
+are on this machine: only ratios can be compared. Mooncake needs KVROUTER_MOONCAKE, which
 `benchmarks/connectors/make_peer.sh mooncake python` prints, and its lib in LD_LIBRARY_PATH.
 """
 
 import asyncio
-import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import uvloop
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from tests.fakes.store import Memory
 
-from benchmarks.arguments import parser_of
-from benchmarks.tiers_rig import KINDS, MIB, TIER_MEMORY, Blocks, Node, read, serving, write
+from benchmarks.tiers_bench import Bench
+from benchmarks.tiers_rig import MIB, TIER_MEMORY, Blocks, Node, read, serving, write
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.tiers.base import Item, Tier, TierStatus
 from kvrouter_store.tiers.registry import tier_of
@@ -172,7 +171,7 @@ class Pairs:
         return times[1] - times[0], times[2] - times[1]
 
 
-def rows_of(kind: str, total: int, pairs: int, folder: Path) -> Iterator[Row]:
+def rows_of(kind: str, folder: Path, total: int, pairs: int) -> Iterator[Row]:
     """Measure one tier."""
     for name, size in SIZES.items():
         with ExitStack() as stack:
@@ -185,31 +184,16 @@ def rows_of(kind: str, total: int, pairs: int, folder: Path) -> Iterator[Row]:
             ]
             clients = [stack.enter_context(node.client()) for node in nodes]
             rows = Row(kind, name, "put"), Row(kind, name, "get")
-            asyncio.run(Pairs(Blocks(total // size, size), url, clients).measure(rows, pairs))
+            uvloop.run(Pairs(Blocks(total // size, size), url, clients).measure(rows, pairs))
             yield from rows
 
 
 def main() -> int:
     """Print a table in Markdown."""
-    parser = parser_of("benchmarks.tiers", __doc__)
-    parser.add_argument("--quick", action="store_true", help="two pairs of less data")
-    parser.add_argument("--json", type=Path, help="write every figure there")
-    parser.add_argument("--tiers", nargs="+", choices=KINDS, default=KINDS)
-    options = parser.parse_args()
-    total, pairs = (32 * MIB, 2) if options.quick else (128 * MIB, PAIRS)
-    rows: list[Row] = []
-    print("| Tier | block | | through a node | client alone | ratio (range) |\n" + "|---" * 6 + "|")
-    with tempfile.TemporaryDirectory(prefix="kvt-") as folder:
-        for kind in options.tiers:
-            try:
-                for row in rows_of(kind, total, pairs, Path(folder)):
-                    rows.append(row)
-                    print(row, flush=True)
-            except RuntimeError as error:
-                print(f"{kind} was left out: {error}", file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    return 0
+    heads = ("Tier", "block", "", "through a node", "client alone", "ratio (range)")
+    bench = Bench("benchmarks.tiers", __doc__, heads)
+    total, pairs = (32 * MIB, 2) if bench.quick else (128 * MIB, PAIRS)
+    return bench.run(bench.tiers, lambda name, folder: rows_of(name, folder, total, pairs))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <ctime>
 #include <thread>
 
 #include "server/server.h"
@@ -28,9 +29,9 @@ struct Host {
     CHECK(asks.size() == 1);
     return std::move(asks[0]);
   }
-  bool asked() {
+  bool asked(int within_ms = 0) {
     pollfd waiting{ready, POLLIN, 0};
-    return poll(&waiting, 1, 0) == 1;
+    return poll(&waiting, 1, within_ms) == 1;
   }
   // Polls, since nothing reports to a test that the server has noticed something.
   void until_alone() {
@@ -188,6 +189,19 @@ void a_client_that_leaves_takes_its_question_along() {
   CHECK(!host.server.answer_tier(ask.id, 0));
 }
 
+void a_node_sleeps_after_an_answer() {
+  Host host;
+  Client client = Client::tcp(host.server.port());
+  client.greet();
+  const auto hashes = chain(1, 1);
+  send(client, Op::kMatch, MatchRequest{1, 0, span_of(hashes)}, 1000);
+  host.server.answer_tier(host.ask().id, 1);
+  CHECK(client.expect<MatchReply>(Op::kMatch).blocks == 1);
+  const std::clock_t before = std::clock();  // the time of all threads on a processor
+  CHECK(!host.asked(200));
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 50);
+}
+
 void the_document_of_a_manifest_is_found_by_its_digest() {
   Host host;
   Client client = Client::tcp(host.server.port());
@@ -209,5 +223,6 @@ int main() {
   without_an_answer_a_request_goes_on_at_its_deadline();
   a_question_that_has_ended_is_not_asked();
   a_client_that_leaves_takes_its_question_along();
+  a_node_sleeps_after_an_answer();
   the_document_of_a_manifest_is_found_by_its_digest();
 }

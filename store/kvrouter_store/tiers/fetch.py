@@ -82,7 +82,7 @@ class Fetcher:
             items = values.items(at, hashes)
             statuses = await tier.load(items)
             loaded = values.leading([status is TierStatus.OK for status in statuses])
-            intact = await complete(asyncio.to_thread(values.intact, memory, at, hashes[:loaded]))
+            intact = values.intact(memory, at, hashes[:loaded])
             whole = values.leading(intact)
             # A request may name the end of a chain alone: its first block still has a parent.
             before = values.parent(memory, at) if whole and places[0] == 0 else None

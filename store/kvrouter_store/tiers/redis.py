@@ -26,7 +26,7 @@ from kvrouter_store.tiers.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from redis.asyncio import Redis
     from redis.asyncio.cluster import RedisCluster
@@ -50,6 +50,7 @@ class RedisTier:
         self._expiry = ("EX", ttl) if ttl else ()
         self._client: Redis | RedisCluster | None = None
         self._memory: Memory | None = None
+        self._copies: list[bytearray] = []
         self._map_at = 0.0
         self._map: asyncio.Task[None] | None = None
 
@@ -69,16 +70,20 @@ class RedisTier:
         return [self._take(item, value) for item, value in zip(items, values, strict=True)]
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
-        """By SET. A copy is sent: a connection that is closed may still send for a while."""
+        """By SET. A copy is sent: a connection that is closed may still send for a while.
+
+        Its memory is used again after all answers: getting more would take longer than the copy.
+        """
         assert self._memory is not None
-        view = self._memory.view
-        answers = await self._ask(
-            [
-                ("SET", item.key, bytes(view[item.at : item.at + item.size]), *self._expiry)
-                for item in items
-            ]
-        )
+        size = sum(item.size for item in items)
+        copy = self._copies.pop() if self._copies else bytearray()
+        if len(copy) < size:
+            copy = bytearray(size)
+        values = zip(items, _copied(self._memory.view, items, copy), strict=True)
+        answers = await self._ask([("SET", item.key, one, *self._expiry) for item, one in values])
         refused = [isinstance(answer, Exception) for answer in answers]
+        if not any(refused):
+            self._copies.append(copy)
         return [TierStatus.FAILED if one else TierStatus.OK for one in refused]
 
     async def drop(self, keys: Sequence[str]) -> None:
@@ -185,6 +190,15 @@ class RedisTier:
         if time.monotonic() - self._map_at > MAP_PAUSE_S:
             self._map_at = time.monotonic()
             self._map = asyncio.create_task(read())
+
+
+def _copied(view: memoryview, items: Sequence[Item], copy: bytearray) -> Iterator[memoryview]:
+    at, room = 0, memoryview(copy)
+    for item in items:
+        value = room[at : at + item.size]
+        value[:] = view[item.at : item.at + item.size]
+        yield value
+        at += item.size
 
 
 async def _begin(client: RedisCluster) -> None:

@@ -10,24 +10,32 @@ from kvrouter_store.tiers.completion import complete
 from kvrouter_store.tiers.guard import Guard
 from kvrouter_store.tiers.staging import Staging
 
+BATCHES = 2
+"""At a time: while one is stored, the next is read from the node."""
 log = logging.getLogger(__name__)
 
 
 class Writer:
-    """One batch at a time, each block once from the node for all tiers that lack it."""
+    """Reads each block once from the node, for all tiers that lack it."""
 
     def __init__(self, tiers: Sequence[Guard], staging: Staging, node: NodeBlocks) -> None:
         self._tiers = tiers
         self._staging = staging
         self._node = node
+        self._turns = asyncio.Semaphore(BATCHES)
 
     async def write(self, values: BlockValues, blocks: Iterable[Block]) -> None:
         """Write the blocks that tiers lack, parents first. What fails is not tried again."""
         ordered = parents_first(blocks)
         step = self._staging.chunk_bytes // values.block_bytes
-        for at in range(0, len(ordered), step):
+        async with asyncio.TaskGroup() as group:
+            for at in range(0, len(ordered), step):
+                group.create_task(self._try(values, ordered[at : at + step]))
+
+    async def _try(self, values: BlockValues, blocks: Sequence[Block]) -> None:
+        async with self._turns:
             try:
-                await self._write(values, ordered[at : at + step])
+                await self._write(values, blocks)
             except KVStoreError as error:
                 log.warning("blocks cannot be read for the tiers below: %s", error)
 
@@ -42,7 +50,7 @@ class Writer:
             got = await complete(
                 asyncio.to_thread(self._node.take, values, hashes, memory.address + at)
             )
-            await complete(asyncio.to_thread(values.seal, memory, at, wanted))
+            values.seal(memory, at, wanted)
             places = range(at, at + len(wanted) * values.block_bytes, values.block_bytes)
             for tier, some in lacking.items():
                 items = [
