@@ -33,7 +33,7 @@ def memory() -> Iterator[Memory]:
     staging.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")  # type: ignore[no-redef]
 async def tier(infinistore: InfiniStore, memory: Memory) -> AsyncIterator[Tier]:
     """The tier, started."""
     opened = open_tier(infinistore.url)
