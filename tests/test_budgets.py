@@ -18,7 +18,10 @@ let any engine's flags have the store's settings; words 580); questions to tiers
 a feed of what it holds (C++ 600), tiers over Redis, Mooncake Store and InfiniStore (Python 1,650;
 words 640), several store nodes (Python 790, of which 324 let an engine read other nodes; words
 710); tiers get what they lacked when they are back, and InfiniStore's real answers (Python 70;
-words 100), what newcomers missed with vLLM (words 110).
+words 100), what newcomers missed with vLLM (words 110), landing in fleets on
+Mooncake Store or LMCache (Python 560; words 370), store nodes that publish what they hold and that
+discovery finds (Python 600, C++ 20; words 420), a doctor who asks for a tier (Python 15; words 50),
+speed of tiers (C++ 15; words 100).
 """
 
 from collections.abc import Callable, Iterable
@@ -108,12 +111,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 49_710),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 50_885),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_630),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_670),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 31_170),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 32_170),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
