@@ -139,8 +139,7 @@ def readings(
     if core.store is not None:
         counts["store_view"] = core.store.counts
         yield from store_gauges(core.store)
-    if core.nodes is not None and core.nodes.index is not None:
-        yield from node_index_gauges(core.nodes.index)
+    yield from node_index_gauges(core.nodes.index if core.nodes is not None else None)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait

@@ -75,8 +75,10 @@ def store_gauges(store: StoreView) -> Iterator[Reading]:
     )
 
 
-def node_index_gauges(index: NodeIndex) -> Iterator[Reading]:
-    """Counters and gauges of what is known of the store's nodes by their events."""
+def node_index_gauges(index: NodeIndex | None) -> Iterator[Reading]:
+    """What is known of nodes of the store by their events; nothing without an index."""
+    if index is None:
+        return
     yield from counters({"store_kv_event": index.counts})
     yield _gauge(
         "store_index_state",
