@@ -104,7 +104,7 @@ def serving(kind: str, folder: Path) -> Iterator[str]:
     else:
         sys.path.insert(0, MOONCAKE)
         os.environ["PYTHONPATH"] = MOONCAKE
-        with MooncakeStore(folder, Path(MOONCAKE), 3, SEGMENT_BYTES) as store:
+        with MooncakeStore(folder, Path(MOONCAKE), 3, SEGMENT_BYTES, lease_ms=5000) as store:
             yield store.url
 
 

@@ -102,10 +102,13 @@ class MooncakeProcess(ABC):
 
 
 class MooncakeMaster(MooncakeProcess):
-    """The master."""
+    """The master. A load that takes longer than `lease_ms` fails: its keys may be evicted."""
 
-    def __init__(self, log: Path, site: Path, host: str = LOOPBACK) -> None:
+    def __init__(
+        self, log: Path, site: Path, host: str = LOOPBACK, *, lease_ms: int = LEASE_MS
+    ) -> None:
         super().__init__(log, site, host)
+        self._lease_ms = lease_ms
         self._port, self._admin_port = free_ports(2)
 
     @property
@@ -133,7 +136,7 @@ class MooncakeMaster(MooncakeProcess):
                 f"--rpc_port={self._port}",
                 f"--metrics_host={self.host}",
                 f"--metrics_port={self._admin_port}",
-                f"--default_kv_lease_ttl={LEASE_MS}",
+                f"--default_kv_lease_ttl={self._lease_ms}",
                 f"--client_ttl={CLIENT_TTL_S}",
             ]
         )
@@ -194,8 +197,10 @@ class MooncakeStore:
         nodes: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
         python: str = sys.executable,
+        *,
+        lease_ms: int = LEASE_MS,
     ) -> None:
-        self.master = MooncakeMaster(folder / "master.log", site)
+        self.master = MooncakeMaster(folder / "master.log", site, lease_ms=lease_ms)
         logs = (folder / f"node-{number}.log" for number in range(nodes))
         options: dict[str, Any] = {"segment_bytes": segment_bytes, "python": (python,)}
         self.nodes = [MooncakeNode(log, site, self.master.address, **options) for log in logs]
