@@ -3,12 +3,16 @@
 
 namespace kv {
 
+// A request may have waited for what was posted.
+void Server::read_notes() {
+  node_->read_notes();
+  if (node_->replies().has_dirty() || !node_->is_clear()) wake();
+}
+
 StatList::Values Server::stats() {
   const auto lock = enter();
   if (node_ == nullptr) return {};
-  node_->read_notes();
-  // A request waited for what was posted.
-  if (node_->replies().has_dirty() || !node_->is_clear()) wake();
+  read_notes();
   return node_->stats();
 }
 
@@ -135,7 +139,7 @@ Feed::Taken Server::take_feed(int feed) {
   const auto lock = enter();
   Feed* const found = node_ == nullptr ? nullptr : node_->feeds().find(feed);
   if (found == nullptr) return {};
-  node_->read_notes();
+  read_notes();
   return found->take();
 }
 

@@ -105,6 +105,7 @@ class Server {
   int open();
   int open_disk();
   void wake() { wake_.signal(); }
+  void read_notes();
   void loop();
   int timeout_ms() const;
   void on_event(Poller::Kind kind, uint64_t id, uint32_t events);

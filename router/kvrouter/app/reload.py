@@ -127,7 +127,7 @@ class LiveSettings:
 
     def _stays(self, name: str) -> bool:
         """Whether it is `store`, and the router began without a store or is to have none."""
-        return name == "store" and not (self.core.nodes and self.now.store_nodes)
+        return name == "store" and not (self.core.nodes and self.now.has_nodes)
 
     def _follow_limits(self, after: RouterSettings) -> None:
         """Give the parts what RELOADED names; what is as it was changes nothing."""

@@ -84,7 +84,7 @@ def _called(metavar: str) -> Any:
 
 _ENGINES = r"(.*=)?\d+"
 _MODELS = r".+=\d+"
-_BEFORE_A_URL = r"[,\s]+(?=\w+://|$)"  # in which there may be commas too
+_BEFORE_A_URL = r"[,\s]+(?=[\w+]+://|$)"  # in which there may be commas too
 
 Texts = Annotated[list[str], BeforeValidator(split)]
 Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]

@@ -150,7 +150,8 @@ class NodeBlocks:
             return action(client)
         except Unauthorized:  # the tenant has another token now
             with self._lock:
-                self._clients.pop(tenant, None)
+                if self._clients.get(tenant) is client:
+                    del self._clients[tenant]
             client.close()
             raise
 

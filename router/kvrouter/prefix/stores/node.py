@@ -68,17 +68,17 @@ class Manifests:
 class NodeView:
     """Asks the store by a client that its owner closes. Calls may be concurrent.
 
-    `counts` has the outcomes of waits by name, and `match_failed`. Views may share `manifests`.
+    `counts` has the outcomes of waits by name, and `match_failed`. Views may share both.
     """
 
     store: AsyncStoreClient
     clock: Callable[[], float] = time.monotonic
     manifests: Manifests = field(default_factory=Manifests)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
-        self.counts: Counter[str] = Counter()
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""

@@ -7,6 +7,7 @@ for what it holds. One that is away costs what it holds, and no request fails fo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvrouter.prefix.stores.node_index import NodeIndex
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class NodesView:
@@ -36,6 +39,7 @@ class NodesView:
 
     open_client: Callable[[str], AsyncStoreClient]  # which is not started yet
     index: NodeIndex | None = None  # None: no node is known to publish what it holds
+    counts: Counter[str] = field(default_factory=Counter, init=False)  # also of nodes that left
     _views: dict[str, NodeView] = field(default_factory=dict, init=False)
     _manifests: Manifests = field(default_factory=Manifests, init=False)
     _started: bool = field(default=False, init=False)
@@ -57,21 +61,13 @@ class NodesView:
         """See `StoreView`."""
         return self._views if len(self._views) > 1 else ()
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """See `StoreView`."""
-        return sum((view.counts for view in self._views.values()), Counter[str]())
-
     def follow(self, urls: Iterable[str]) -> None:
         """Ask these nodes from now on."""
         before, self._views = self._views, {}
         for url in urls:
-            view = before.pop(url, None)
-            if view is None:
-                view = NodeView(self.open_client(url), manifests=self._manifests)
-                if self._started:
-                    view.store.start()
-            self._views[url] = view
+            view = before.pop(url, None) or self._opened(url)
+            if view is not None:
+                self._views[url] = view
         for gone in before.values():
             closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
             self._closing.add(closing)
@@ -156,6 +152,16 @@ class NodesView:
         return await _first_landed(
             {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
         )
+
+    def _opened(self, url: str) -> NodeView | None:
+        try:
+            client = self.open_client(url)
+        except ValueError as error:  # it is plain, and there are files for TLS
+            log.warning("store node %s is not used: %s", url, error)
+            return None
+        if self._started:
+            client.start()
+        return NodeView(client, manifests=self._manifests, counts=self.counts)
 
 
 async def _first_landed(

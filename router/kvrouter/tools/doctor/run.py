@@ -75,7 +75,8 @@ def _learn(setup: Setup) -> None:
     named += [one for each in setup.discovered for one in each.members.items()]
     for address, role in both_roles(named).items():
         if role is Role.STORE:
-            settings.store = unique_stores([*settings.store_nodes, address])
+            if settings.store == settings.store_nodes:  # it is not of another project
+                settings.store = unique_stores([*settings.store, address])
             continue
         engine = Engine(bare_address(address), role, tls=SECURE in address)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))

@@ -46,6 +46,12 @@ def test_nodes_of_the_store_are_a_list_each_in_its_one_form(given: Any) -> None:
     assert settings.store == ["kv://a:1", "kvs://b:2"]
 
 
+def test_commas_part_store_nodes_at_sockets_too() -> None:
+    given = "kv+unix:///a,kv+unix:///b kv://h:1"
+    settings = RouterSettings(decode=["d:1"], store=given)  # type: ignore[arg-type]
+    assert settings.store == ["kv+unix:///a", "kv+unix:///b", "kv://h:1"]
+
+
 @pytest.mark.parametrize("given", ["mooncake://m:1?groups=0,3,", ["mooncake://m:1?groups=0,3"]])
 def test_a_comma_within_a_url_is_kept(given: Any) -> None:
     settings = load(RouterSettings, {"decode": ["a:1"], "store": given}).settings

@@ -65,6 +65,12 @@ class FakeNode(FakeStore):
 Make = Callable[..., tuple[NodesView, list[FakeNode]]]
 
 
+def but_b(url: str) -> FakeNode:
+    if url == B:
+        raise ValueError("it is plain")
+    return FakeNode(1, url=url)
+
+
 @pytest.fixture
 def make() -> Make:
     """A view of nodes that hold so many blocks, at A, B and C."""
@@ -279,3 +285,17 @@ def test_what_landed_is_known_beside_what_was_held() -> None:
     found = StoreMatch(3, {A: 1, B: 3}).landed(A, 4)
     assert (found.blocks, found.source(B), found.source(A)) == (4, A, None)
     assert StoreMatch(3).landed(None, 4) == StoreMatch(3)
+
+
+async def test_a_node_whose_url_cannot_be_used_costs_only_itself() -> None:
+    view = NodesView(but_b)  # type: ignore[arg-type]
+    view.follow([A, B, C])
+    assert [each.url for each in view.clients] == [A, C]
+
+
+async def test_outcomes_of_a_node_that_left_still_count(make: Make) -> None:
+    view, _ = make(1, 1)
+    counted = view.counts
+    await view.wait(NAME, HASHES, 1, 1.0, node=A)
+    view.follow([B])
+    assert counted == view.counts == {"landed": 1}
