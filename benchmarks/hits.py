@@ -83,8 +83,10 @@ def measure(source: Source, near: Node, far: Node, rounds: int) -> None:
             for turn in range(-1, rounds):  # the first is not counted
                 hashes = blocks.next()
                 write(writer, blocks, hashes)
+                given_up = time.monotonic() + PATIENCE_S
                 while reader.match(blocks.manifest, hashes).blocks < count:
-                    pass
+                    if time.monotonic() > given_up:
+                        raise RuntimeError("blocks do not arrive: the tier may be full")
                 node_s, before_s = cpu_s(far.pid), time.process_time()
                 begun = time.perf_counter()
                 read(reader, blocks, hashes, into)

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "MIB", "TIER_MEMORY", "Blocks", "Node", "cpu_s", "read", "se
 
 MIB = 1 << 20
 KINDS = ("Redis", "Redis cluster", "Mooncake")
-SEGMENT_BYTES = 640 * MIB
+SEGMENT_BYTES = 1024 * MIB
 EVICTING = ("--maxmemory", str(3 * SEGMENT_BYTES), "--maxmemory-policy", "allkeys-lru")
 TIER_MEMORY = 64 * MIB
 PATIENCE_S = 30.0
