@@ -111,9 +111,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 50_885),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 50_900),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_670),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_680),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
     Budget("documentation, words", lambda: words(documentation()), 20_000, 32_170),

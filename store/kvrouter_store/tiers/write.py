@@ -25,7 +25,7 @@ class Writer:
         self._turns = asyncio.Semaphore(BATCHES)
 
     async def write(self, values: BlockValues, blocks: Iterable[Block]) -> None:
-        """Write the blocks that tiers lack, parents first in a batch. Nothing is tried again here."""
+        """Write the blocks that tiers lack, parents first in a batch. Nothing is tried again."""
         ordered = parents_first(blocks)
         step = self._staging.chunk_bytes // values.block_bytes
         async with asyncio.TaskGroup() as group:
