@@ -118,7 +118,8 @@ def test_long_arrays_are_read_as_orjson_reads_them_mutated_or_not(
             scan_object(body)
         return
     found = scan_object(body)[1]
-    if all(type(each) is int and 0 <= each < 2**32 for each in expected) and expected:
+    ids = all(type(each) is int and 0 <= each < 2**32 for each in expected) and expected
+    if ids and b"-" not in array_text:  # orjson takes -0 for an id
         assert found is not None
         assert array("I", found).tolist() == expected
     else:
