@@ -21,7 +21,8 @@ from statistics import median
 from tests.fakes.store import Memory
 
 from benchmarks.tiers_bench import Bench
-from benchmarks.tiers_rig import MIB, Blocks, Node, cpu_s, read, serving, write
+from benchmarks.tiers_rig import MIB, Blocks, Node, read, serving, write
+from benchmarks.wire_rig import cpu_s
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 COUNTS = (1, 16, 256)

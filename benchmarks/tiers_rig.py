@@ -16,7 +16,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.tiers.blocks import BlockValues
 
-__all__ = ["KINDS", "MIB", "TIER_MEMORY", "Blocks", "Node", "cpu_s", "read", "serving", "write"]
+__all__ = ["KINDS", "MIB", "TIER_MEMORY", "Blocks", "Node", "read", "serving", "write"]
 
 MIB = 1 << 20
 KINDS = ("Redis", "Redis cluster", "Mooncake")
@@ -106,16 +106,3 @@ def serving(kind: str, folder: Path) -> Iterator[str]:
         os.environ["PYTHONPATH"] = MOONCAKE
         with MooncakeStore(folder, Path(MOONCAKE), 3, SEGMENT_BYTES, lease_ms=5000) as store:
             yield store.url
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its children so far."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if pid in {int(fields[1]), int(stat.parent.name)}:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
