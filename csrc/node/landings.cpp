@@ -112,15 +112,17 @@ bool Landings::answer(Ended& ended, Turn& turn) {
     if (ended.lease_id != 0 && leads) state_.leases.add(wait.session, ended.lease_id, *found.last);
   }
   count(*session, wait.hashes.size(), false);
+  // What had landed may be purged or evicted before it is answered.
+  const bool gone = landed && found.blocks < wait.hashes.size();
+  const Status status = gone ? Status::kTimeout : ended.status;
   wire::WaitReply answer{found.blocks, ended.lease_id};
   const bool within = state_.table.quotas().within_limits(session->tenant);
-  if (ended.lease_id != 0 && (!within || found.blocks == 0)) {
+  if (ended.lease_id != 0 && (!within || gone)) {
     state_.leases.release(wait.session, std::exchange(answer.lease_id, 0));
     state_.counts_of(*session).limited += within ? 0 : 1;
   }
-  count_landing(wait, ended.status);
-  replies_.send(*session, {.op = wire::Op::kWait, .request_id = wait.request_id}, answer,
-                ended.status);
+  count_landing(wait, status);
+  replies_.send(*session, {.op = wire::Op::kWait, .request_id = wait.request_id}, answer, status);
   return true;
 }
 

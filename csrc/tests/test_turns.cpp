@@ -74,13 +74,13 @@ class Peer {
   }
   bool unfinished() const { return session_->unfinished != nullptr; }
   template <class Reply>
-  Reply reply() {
+  Reply reply(Status status = Status::kOk) {
     CHECK(!unfinished());
     while (session_->flush(SIZE_MAX, rig_.node.now()) == IoState::kWouldBlock) continue;
     uint8_t raw[kHeaderBytes];
     Header header;
     CHECK(recv(ours_.get(), raw, sizeof raw, MSG_WAITALL) == sizeof raw);
-    CHECK(read_header(raw, header) == HeaderError::kNone && header.status == Status::kOk);
+    CHECK(read_header(raw, header) == HeaderError::kNone && header.status == status);
     body_.resize(header.body_bytes);
     CHECK(recv(ours_.get(), body_.data(), body_.size(), MSG_WAITALL) ==
           static_cast<ssize_t>(body_.size()));
@@ -205,6 +205,27 @@ void all_that_landed_is_leased_though_room_is_wanted_meanwhile() {
   CHECK(rig.gauge("waits") == 0 && rig.gauge("landings_total.landed") == 1);
 }
 
+void a_wait_whose_blocks_are_purged_before_its_answer_has_not_landed() {
+  for (const uint8_t lease : {0, 1}) {
+    Rig rig;
+    Peer waiter(rig), purger(rig);
+    waiter.put(1, 24);
+    const auto hashes = chain(1, 24);
+    waiter.begin(Op::kWait, WaitRequest{1, 24, 1000, lease, span_of(hashes)});
+    for (unsigned turns = 1; turns < turns_of(24); ++turns) {
+      rig.node.begin_turn();
+      rig.node.clear_up();
+    }
+    CHECK(!rig.node.is_clear() && rig.gauge("leased_blocks") == lease);
+    purger.finish<CountReply>(Op::kPurge, EmptyRequest{});
+    rig.node.begin_turn();
+    rig.node.clear_up();
+    const auto landing = waiter.reply<WaitReply>(Status::kTimeout);
+    CHECK(landing.blocks == 0 && landing.lease_id == 0 && rig.gauge("leased_blocks") == 0);
+    CHECK(rig.gauge("landings_total.landed") == 0 && rig.gauge("landings_total.timeout") == 1);
+  }
+}
+
 void a_wait_that_is_cancelled_while_it_is_answered_is_answered_first() {
   Rig rig;
   Peer peer(rig);
@@ -299,6 +320,7 @@ int main() {
   others_are_served_while_a_request_is_unfinished();
   what_is_leased_so_far_stays_until_the_lease_is_whole();
   all_that_landed_is_leased_though_room_is_wanted_meanwhile();
+  a_wait_whose_blocks_are_purged_before_its_answer_has_not_landed();
   a_wait_that_is_cancelled_while_it_is_answered_is_answered_first();
   a_client_that_leaves_during_a_request_leaves_nothing();
   the_leases_of_an_ended_connection_are_ended_in_turns();

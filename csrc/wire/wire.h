@@ -181,7 +181,7 @@ enum class Status : uint16_t {
   kLimit = 4,            // beyond a limit of the server; nothing was done
   kNotAllowed = 5,       // e.g. RESERVE without a writable pool
   kConflict = 6,         // REGISTER: the same digest is registered with other contents
-  kTimeout = 7,          // WAIT: at its deadline
+  kTimeout = 7,          // WAIT: at its deadline, or what had landed went before the reply
   kCancelled = 8,        // WAIT: by CANCEL
   kUnauthorized = 9,     // HELLO: no token, or a wrong one
 };
