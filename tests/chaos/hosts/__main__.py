@@ -262,14 +262,15 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="folder for the logs of all processes")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not options.inside:
             say(NEEDS)
             own = own_namespaces()
             prepare()
             again = (sys.executable, "-m", "tests.chaos.hosts", *sys.argv[1:], "--inside")
-            os.execvp(own[0], [*own, *again])
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+            return subprocess.run([*own, *again], check=False).returncode
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is killed when the one outside ends
         return 0 if uvloop.run(within_limit(options, options.logs or DRILL_FOLDER)) else 1
     except NoHosts as problem:
         say(str(problem))
