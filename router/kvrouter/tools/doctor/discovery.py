@@ -70,7 +70,7 @@ async def _read(text: str, context: SourceContext) -> FirstMembers:
         await asyncio.wait(both, timeout=FIRST_MEMBERS_S, return_when=asyncio.FIRST_COMPLETED)
         if not first.came.is_set():
             broken = following.exception() if following.done() else None
-            silent = f"it names no engines within {FIRST_MEMBERS_S:g} s"
+            silent = f"it names no members within {FIRST_MEMBERS_S:g} s"
             first.problem = f"it fails: {broken!r}" if broken else silent
     finally:
         for task in both:
@@ -87,8 +87,8 @@ async def discovery(setup: Setup) -> Found:
             yield error(
                 subject,
                 f"it cannot be read: {each.problem}",
-                "correct what the sentence names; the router keeps the engines that it knows, and "
+                "correct what the sentence names; the router keeps the members that it knows, and "
                 "waits",
             )
         elif not each.members:
-            yield warning(subject, "it names no engine", "add engines to it, or leave it out")
+            yield warning(subject, "it names no member", "add engines to it, or leave it out")
