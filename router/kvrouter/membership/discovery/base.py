@@ -30,11 +30,13 @@ class SourceContext:
         prefix: of its keys there.
         bootstrap_ports: by `HOST:PORT`, under "" that of all others; earlier maps win, and a source
             that knows such ports appends a map.
+        nodes: the same of URLs of store nodes on the hosts of engines, by `HOST:PORT`.
     """
 
     link: RedisClient | None = None
     prefix: str = "kvrouter"
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
+    nodes: ChainMap[str, str] = field(default_factory=ChainMap)
 
 
 Members = Mapping[str, Role]

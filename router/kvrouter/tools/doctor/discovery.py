@@ -12,9 +12,6 @@ from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
 
 if TYPE_CHECKING:
-    from collections import ChainMap
-
-    from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
 
 FIRST_MEMBERS_S: Final = 10.0
@@ -43,16 +40,15 @@ class FirstMembers:
         self.came.set()
 
 
-async def read_sources(
-    settings: RouterSettings, bootstrap_ports: ChainMap[str, int]
-) -> list[FirstMembers]:
+async def read_sources(setup: Setup) -> list[FirstMembers]:
     """The first members of every source of --discovery; never raises for what a source does.
 
-    Ports that a source knows are added to `bootstrap_ports`.
+    What a source knows besides is added to `bootstrap_ports` and `nodes`.
     """
+    settings = setup.settings
     url = settings.redis.get_secret_value()
     client = RedisClient(url) if url else None
-    context = SourceContext(client, settings.redis_prefix, bootstrap_ports)
+    context = SourceContext(client, settings.redis_prefix, setup.bootstrap_ports, setup.nodes)
     try:
         return await asyncio.gather(*(_read(text, context) for text in settings.discovery))
     finally:
