@@ -101,14 +101,14 @@ class ClusterDrill:
             ),
             (
                 # Mooncake forgets the storage process of this host meanwhile.
-                Change(f"host {c.name} cut off", within_s=NODE_S, loses=True),
+                Change(f"host {c.name} cut off", within_s=NODE_S),
                 in_thread(network.cut, c),
                 in_thread(network.join, c),
                 lambda: fleet.sees_node(c),
             ),
             (lost, in_thread(master.kill), in_thread(master.start), fleet.sees_tier),
             (
-                Change("storage process of Mooncake killed", within_s=STORAGE_S, loses=True),
+                Change("storage process of Mooncake killed", within_s=STORAGE_S),
                 in_thread(storage.kill),
                 in_thread(storage.start),
                 lambda: fleet.sees_storage(b),
