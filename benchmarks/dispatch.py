@@ -10,7 +10,6 @@ Tokens must be equal in all modes, and nearly all of a prompt must come over the
 
 import http.client
 import json
-import os
 import random
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from tests.vllm.engines import Engine, transfer_config
 from tests.vllm.services import Service, start_router, start_store
 
+from benchmarks import wire_rig
 from benchmarks.arguments import parser_of
 from benchmarks.headline import BLOCK_TOKENS, Load, Sitting
 
@@ -65,15 +65,7 @@ def first_token(address: str, prompt: list[int], salt: str) -> tuple[float, list
 
 def cpu_s(engine: Engine) -> float:
     """CPU seconds of all processes of an engine so far."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(fields[3]) == engine.process.pid:  # of its session
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return wire_rig.cpu_s(engine.process.pid)
 
 
 def measure(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.engines import OFFLINE, free_port
+from tests.lmcache.server import QUIET, transfer_config
+from tests.vllm.engines import free_port
 from tests.vllm.services import Service
 
 from benchmarks.peers_setup import compiled
@@ -64,12 +65,7 @@ def _service(
 def lmcache(python: Path, folder: Path, stack: ExitStack) -> Joined:
     """LMCache's multiprocess server; on a CPU the engines copy through shared memory."""
     site = _made(HERE / "make_peer.sh", "lmcache", python)
-    environment = {
-        **OFFLINE,
-        "PYTHONHASHSEED": "0",
-        "LMCACHE_TRACK_USAGE": "false",
-        "LMCACHE_DISABLE_BANNER": "1",
-    }
+    environment = {**QUIET, "PYTHONHASHSEED": "0"}
     port, http_port = free_port(), free_port()
     command = [
         *(python, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", port),
@@ -79,16 +75,7 @@ def lmcache(python: Path, folder: Path, stack: ExitStack) -> Joined:
     ]
     server = _service("lmcache", {**environment, "PYTHONPATH": site}, command, folder, stack)
     server.wait_http(f"127.0.0.1:{http_port}", "/healthcheck")
-    transfer = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": port,
-        },
-    }
-    return Joined(transfer, environment, (site,))
+    return Joined(transfer_config(port), environment, (site,))
 
 
 def mooncake(python: Path, folder: Path, stack: ExitStack) -> Joined:

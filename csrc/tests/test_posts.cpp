@@ -257,6 +257,30 @@ void a_waiting_request_is_answered_after_the_next_request() {
   node.is_empty_when_all_have_gone();
 }
 
+// The loop looks for posts itself about once a second, so without being woken it answers that late.
+void a_request_that_waits_is_answered_when_a_follower_has_taken_its_block() {
+  Node node;
+  {
+    const int feed = node.server.offer_feed(100);
+    MappingClient writer(node.path());
+    Client waiter = Client::tcp(node.server.port());
+    waiter.greet();
+    writer.borrow();
+    const auto begun = std::chrono::steady_clock::now();
+    for (uint32_t i = 1; i <= 4; ++i) {
+      const auto hashes = chain(1, i);
+      WaitRequest request{1, i, 20'000, 0, span_of(hashes)};
+      CHECK(waiter.send(encode_frame(Op::kWait, Status::kOk, 70, request)));
+      while (node.gauge("waits") == 0) std::this_thread::yield();
+      CHECK(writer.post(i, 1).state == PutRing::State::kCalling);
+      CHECK(node.server.take_feed(feed).changes.size() == 1);
+      CHECK(waiter.expect<WaitReply>(Op::kWait).blocks == i);
+    }
+    CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(2));
+  }
+  node.is_empty_when_all_have_gone();
+}
+
 // Neither the writer nor the client that waits for its block is disconnected.
 void a_draining_server_waits_for_a_client_that_posts() {
   Node node;
@@ -288,6 +312,7 @@ int main() {
   posts_that_break_a_rule_are_refused();
   what_was_posted_before_a_client_went_is_there();
   a_waiting_request_is_answered_after_the_next_request();
+  a_request_that_waits_is_answered_when_a_follower_has_taken_its_block();
   a_draining_server_waits_for_a_client_that_posts();
   return 0;
 }

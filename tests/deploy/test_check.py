@@ -173,6 +173,11 @@ def test_routers_find_the_store_of_each_node_as_they_find_engines() -> None:
     with in_container(overlay, router) as found:
         assert found.settings.store_discovery
         wanted = read_url(found.settings.discovery[0])
+        heard = [*found.settings.store_events_connect, *found.settings.store_events_replay]
+    (node,) = (each for each in overlay.containers() if each.where.endswith("/store"))
+    with in_container(overlay, node) as told:
+        config = told.settings.kv_events_config
+    assert [config.endpoint, config.replay_endpoint] == [f"tcp://*:{port}" for port in heard]
     made = named(overlay, "DaemonSet", "kvstore")["spec"]["template"]
     shown = pods.pod("10.0.0.1") | {"metadata": made["metadata"], "spec": made["spec"]}
     (store,) = of_pod(msgspec.convert(shown, Pod), wanted).engines

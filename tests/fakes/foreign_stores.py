@@ -6,6 +6,7 @@
 import asyncio
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 from kvrouter.http.server.exchange import Exchange
@@ -15,7 +16,7 @@ from kvrouter.http.server.listener import HttpServer
 Json = dict[str, Any]
 
 
-class FakeForeignStore:
+class FakeForeignStore(ABC):
     """One on a free port.
 
     Attributes:
@@ -70,8 +71,8 @@ class FakeForeignStore:
             return
         exchange.respond(200, json.dumps(self.answer(exchange)).encode())
 
-    def answer(self, exchange: Exchange) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self, exchange: Exchange) -> Json: ...
 
 
 class FakeMaster(FakeForeignStore):

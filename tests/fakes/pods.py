@@ -18,6 +18,7 @@ def pod(
     leaving: bool = False,
     port_name: str = "http",
     annotations: Mapping[str, str] | None = None,
+    host: str = "none",
 ) -> Json:
     """The parts of a Pod: `ready` is its condition, `leaving` sets its deletionTimestamp."""
     metadata: Json = {"labels": LABELS | ({"kvrouter/role": role} if role else {})}
@@ -29,14 +30,15 @@ def pod(
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     return {
         "metadata": metadata,
-        "spec": {"containers": containers},
+        "spec": {"nodeName": host, "containers": containers},
         "status": {"phase": "Running", "podIP": ip, "conditions": conditions},
     }
 
 
-def endpoint(ip: str, pod: str | None = None, **conditions: bool) -> Json:
+def endpoint(ip: str, pod: str | None = None, host: str = "none", **conditions: bool) -> Json:
     """One endpoint of a slice."""
     made: Json = {"addresses": [ip], "conditions": {"ready": True, **conditions}}
+    made["nodeName"] = host
     if pod:
         made["targetRef"] = {"kind": "Pod", "name": pod, "namespace": "test"}
     return made

@@ -59,7 +59,7 @@ def put_pod(server: RealApiServer, name: str, ip: str, **more: Any) -> None:
     containers = [each | {"image": "none"} for each in made["spec"]["containers"]]
     body = {
         "metadata": made["metadata"] | {"name": name},
-        "spec": {"nodeName": "none", "containers": containers},
+        "spec": made["spec"] | {"containers": containers},
     }
     server.ask("POST", f"{NAMESPACE}/pods", body)
     server.ask("PATCH", f"{NAMESPACE}/pods/{name}/status", {"status": made["status"]})
@@ -67,10 +67,12 @@ def put_pod(server: RealApiServer, name: str, ip: str, **more: Any) -> None:
 
 @asynccontextmanager
 async def following(
-    server: RealApiServer, url: str = "k8s://test?selector=app=engine"
+    server: RealApiServer,
+    url: str = "k8s://test?selector=app=engine",
+    context: SourceContext | None = None,
 ) -> AsyncIterator[Heard]:
-    environment = {"KUBECONFIG": str(server.write_kubeconfig(ROUTER))}
-    source = KubernetesSource(url, SourceContext(), find=ServerFinder(environment), times=QUICK)
+    find = ServerFinder({"KUBECONFIG": str(server.write_kubeconfig(ROUTER))})
+    source = KubernetesSource(url, context or SourceContext(), find=find, times=QUICK)
     async with followed(source) as heard:
         yield heard
 
@@ -91,6 +93,16 @@ async def test_pods_come_change_and_terminate(server: RealApiServer) -> None:
         ended = server.ask("DELETE", f"{NAMESPACE}/pods/vllm-0")
         assert ended["metadata"]["deletionTimestamp"], "it is there until its node has ended it"
         await heard.until(names(heard))
+
+
+async def test_an_engine_belongs_to_the_store_on_its_node(server: RealApiServer) -> None:
+    context = SourceContext()
+    for n in range(2):
+        put_pod(server, f"vllm-{n}", f"10.0.0.{n}", role="decode", host=f"gpu-{n}")
+    put_pod(server, "kvstore-x", "10.0.1.1", port=7400, role="store", port_name="kv", host="gpu-1")
+    async with following(server, context=context) as heard:
+        await heard.until(lambda: len(heard.members or ()) == 3)
+        assert dict(context.nodes) == {"10.0.0.1:8000": "kv://10.0.1.1:7400"}
 
 
 async def test_watches_end_and_go_on(server: RealApiServer) -> None:

@@ -92,24 +92,28 @@ def start_server(
     return Server(service, port)
 
 
-def start_engine(
-    server: Server, core: str, python: Path, environment: dict[str, str], folder: Path
-) -> Engine:
-    """An engine on the server, on that core; it may not be ready yet."""
-    transfer = {
+def transfer_config(port: int) -> dict[str, Any]:
+    """The --kv-transfer-config of an engine on the server at that port."""
+    return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": server.port,
+            "lmcache.mp.port": port,
         },
     }
+
+
+def start_engine(
+    server: Server, core: str, python: Path, environment: dict[str, str], folder: Path
+) -> Engine:
+    """An engine on the server, on that core; it may not be ready yet."""
     options = EngineOptions(
         f"{server.service.name}-engine",
         model_folder(TINY, python),
         core,
-        transfer,
+        transfer_config(server.port),
         environment={**environment, "PYTHONHASHSEED": "0"},
     )
     server.engine = Engine.start(python, options, folder, None)

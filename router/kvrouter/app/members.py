@@ -52,7 +52,7 @@ def make_members(core: Core) -> Members:
     settings, pool, nodes = core.settings, core.pool, core.nodes
     url, prefix = settings.redis.get_secret_value(), settings.redis_prefix
     redis = RedisClient(url) if url else None
-    context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports))
+    context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports), pool.nodes)
     sources = [make_source(text, context) for text in settings.discovery]
     prober = _make_prober(core, context)
     fleet, flags = Fleet(pool, prober), FlagsSource(settings.members)

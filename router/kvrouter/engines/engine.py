@@ -11,7 +11,7 @@ from kvrouter.options.addresses import split_address
 from kvrouter_store.identity.chain import root_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvrouter.engines.breaker import Breaker
 
@@ -143,6 +143,8 @@ class Engine:
     ranks: tuple[Engine, ...] = ()  # of a server with several data-parallel ranks
     rank: int | None = None  # of a rank: its number in requests
     event_rank: int = 0  # its number in KV events, which is also added to their port
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """URLs of the store nodes on the hosts of servers, by their addresses, where they are known."""
     host: str = field(init=False)
     port: int = field(init=False)
     server: Engine = field(init=False)  # of a rank; else itself
@@ -172,7 +174,8 @@ class Engine:
     @property
     def node(self) -> str | None:
         """URL of the store node that its connector writes to; None: unknown."""
-        return self.identity.node if self.identity else None
+        told = self.identity.node if self.identity else None
+        return told or self.server.nodes.get(self.server.address)
 
     @property
     def kv_tokens(self) -> int | None:

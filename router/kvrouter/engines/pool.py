@@ -7,7 +7,7 @@ happened; policies read the load.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -68,6 +68,7 @@ class EnginePool:
 
     clock: Callable[[], float] = time.monotonic  # seconds
     breaker_limits: BreakerLimits = field(default_factory=BreakerLimits)  # may change
+    nodes: ChainMap[str, str] = field(default_factory=ChainMap)  # see `Engine`; may change
 
     def __post_init__(self) -> None:
         self._engines: dict[str, Engine] = {}
@@ -111,7 +112,7 @@ class EnginePool:
         engine = self._engines.get(name)
         if engine is None:
             tls = SECURE in address
-            engine = Engine(name, role, family, breaker=self._breaker(), tls=tls)
+            engine = Engine(name, role, family, breaker=self._breaker(), tls=tls, nodes=self.nodes)
             self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH

@@ -8,11 +8,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import zmq
 
 from kvrouter_store.events.sockets import Inbox, open_socket
 
+COUNT_BITS: Final = 40
+"""The lower bits of a message's number count the messages of its publisher from 0. The upper ones
+distinguish publishers before and after a restart, where these do so: 0 with vLLM."""
 END = [b"", (-1).to_bytes(8, "big", signed=True), b""]
 
 

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from kvrouter_store._core import BlockChange, StoreServer
-from kvrouter_store.events.publisher import EventSockets
+from kvrouter_store.events.publisher import COUNT_BITS, EventSockets
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, TenantToken
 
@@ -64,7 +64,8 @@ def publishing_events(
             f"{config.replay_endpoint}: {error.strerror}"
         ) from None
     feed = server.offer_feed(MOST_CHANGES)
-    events = BlockEvents(sockets, config.topic or "", partial(server.restart_feed, feed))
+    restart = partial(server.restart_feed, feed)
+    events = BlockEvents(sockets, config.topic or "", restart, server.epoch)
     following = asyncio.create_task(_follow(server, feed, events))
     following.add_done_callback(lambda _: sockets.close())
     try:
@@ -89,13 +90,16 @@ class BlockEvents:
     """Makes events of the changes of a node, and sends them.
 
     restart: has the node tell all that it holds once more.
+    epoch: 64 bits that are random at each start of the node.
     """
 
-    def __init__(self, sockets: EventSockets, topic: str, restart: Callable[[], None]) -> None:
+    def __init__(
+        self, sockets: EventSockets, topic: str, restart: Callable[[], None], epoch: int
+    ) -> None:
         self._sockets = sockets
         self._topic = topic.encode()
         self._restart = restart
-        self._next = 0
+        self._next = epoch >> COUNT_BITS + 1 << COUNT_BITS  # some subscribers take it as signed
         self._beginning = b""  # the number of the last message that cleared everything
         self._encode = msgspec.msgpack.Encoder().encode
         self._anew: list[msgspec.Raw] | None = None  # what follows a beginning, not sent so far

@@ -101,14 +101,14 @@ class ClusterDrill:
             ),
             (
                 # Mooncake forgets the storage process of this host meanwhile.
-                Change(f"host {c.name} cut off", within_s=NODE_S, loses=True),
+                Change(f"host {c.name} cut off", within_s=NODE_S),
                 in_thread(network.cut, c),
                 in_thread(network.join, c),
                 lambda: fleet.sees_node(c),
             ),
             (lost, in_thread(master.kill), in_thread(master.start), fleet.sees_tier),
             (
-                Change("storage process of Mooncake killed", within_s=STORAGE_S, loses=True),
+                Change("storage process of Mooncake killed", within_s=STORAGE_S),
                 in_thread(storage.kill),
                 in_thread(storage.start),
                 lambda: fleet.sees_storage(b),
@@ -262,14 +262,15 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="folder for the logs of all processes")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not options.inside:
             say(NEEDS)
             own = own_namespaces()
             prepare()
             again = (sys.executable, "-m", "tests.chaos.hosts", *sys.argv[1:], "--inside")
-            os.execvp(own[0], [*own, *again])
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+            return subprocess.run([*own, *again], check=False).returncode
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is killed when the one outside ends
         return 0 if uvloop.run(within_limit(options, options.logs or DRILL_FOLDER)) else 1
     except NoHosts as problem:
         say(str(problem))

@@ -73,7 +73,8 @@ class Fleet:
         }
         options = (word for name, value in REDIS_OPTIONS.items() for word in (f"--{name}", value))
         self.redis = RedisServer(folder, *options, host=HUB)
-        self._tier = f"mooncake://{self.master.address}"
+        # So it loses no block with one storage process.
+        self._tier = f"mooncake://{self.master.address}?replicas=2"
         self._children = children
         self._http = http
         self._starts = 0

@@ -13,7 +13,8 @@ HUB = "10.0.0.1"
 """Address of what is on none of the hosts."""
 DRILL_FOLDER = Path("/run/drill")
 """A folder that goes with the drill."""
-_OWN = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+_OWN = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]
+_OWN += ["--kill-child", "--mount-proc"]
 _SOCKETS = Path("/run/sockets")
 
 
@@ -22,7 +23,10 @@ class NoHosts(Exception):
 
 
 def own_namespaces() -> list[str]:
-    """What a command begins with that runs in namespaces of its own. Raises NoHosts."""
+    """What a command begins with that runs in namespaces of its own, and is killed with its parent.
+
+    Raises NoHosts.
+    """
     own = _OWN if os.geteuid() == 0 else [*_OWN, "--map-root-user"]
     try:
         done = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from tests.deploy.checks.commands import Loaded, Refused, in_container
-from tests.deploy.checks.manifests import Container, Overlay
+from tests.deploy.checks.manifests import Container, Json, Overlay
 
 from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 
@@ -48,6 +48,15 @@ def _ports(container: Container, found: Loaded) -> Iterator[str]:
         port = getattr(found.settings, name, None)
         if port is not None and port not in container.ports.values():
             yield f"{container.where}: {name} {port} is none of its ports"
+    config = getattr(found.settings, "kv_events_config", None)
+    if config is not None and config.address() is not None:
+        yield from _event_ports(container, config.model_dump(exclude_none=True))
+
+
+def _event_ports(container: Container, events: Json) -> Iterator[str]:
+    for name in ("endpoint", "replay_endpoint"):
+        if name in events and int(events[name].rsplit(":", 1)[1]) not in container.ports.values():
+            yield f"{container.where}: {name} {events[name]} is none of its ports"
 
 
 def _addresses(overlay: Overlay, container: Container, text: str) -> Iterator[str]:
@@ -93,9 +102,7 @@ def _of_engine(container: Container) -> Iterator[str]:
     except ValueError as error:
         yield f"{container.where}: {error}"
         return
-    for name in ("endpoint", "replay_endpoint"):
-        if name in events and int(events[name].rsplit(":", 1)[1]) not in container.ports.values():
-            yield f"{container.where}: {name} {events[name]} is none of its ports"
+    yield from _event_ports(container, events)
     if transfer.get("kv_connector") == "KVStoreConnector":
         try:
             ConnectorSettings.parse(transfer["kv_connector_extra_config"], transfer["kv_role"])

@@ -1,5 +1,6 @@
 """Whether the NetworkPolicies let through what the fleet needs, and nothing else inside it."""
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -30,11 +31,15 @@ def _wanted(source: Pod, target: Pod, port: int) -> bool:
         return not _uses_store(source)
     if pair == ("router", "engine"):
         return port in (8000, 5557, 5558)
-    return pair in (("router", "store"), ("engine", "store")) and port == 7400
+    if pair == ("router", "store"):
+        return port in (7400, 5557, 5558)
+    return pair == ("engine", "store") and port == 7400
 
 
 def _uses_store(engine: Pod) -> bool:
-    return any("kv://" in word for each in engine.containers() for word in each.arguments)
+    return any(
+        re.search(r"kv(\+unix)?://", word) for each in engine.containers() for word in each.expanded
+    )
 
 
 def allowed(policies: list[Json], source: Pod, target: Pod, port: int) -> bool:

@@ -41,7 +41,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"", "line 1: the file is empty; write `decode: []` where there are no engines"),
+        (b"", "line 1: the file is empty; write `decode: []` where there are no members"),
         (b"# only this\n", "line 1: the file is empty"),
         (b"decode: [\n", "line 2: not YAML"),
         (b"decode:\n- a:1\n- b\n", "line 3: engine 'b': give it as http://HOST:PORT or HOST:PORT"),
@@ -50,7 +50,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
             "line 3: no 'decod'; there are prefill, decode, store",
         ),
         (b"decode: [a:1]\ndecode: [b:1]\n", "line 2: 'decode' is given twice"),
-        (b"decode:\n- {url: a:1}\n", "line 2: not an engine; write HOST:PORT"),
+        (b"decode:\n- {url: a:1}\n", "line 2: not an address; write HOST:PORT"),
         (b"- a:1\n", "line 1: not a mapping"),
         (b"decode: [a:1]\n---\ndecode: []\n", "line 2: not YAML"),
         (b"decode: [\xff]\n", "line 1: not YAML"),
@@ -59,7 +59,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
         (b"x" * (MAX_BYTES + 1), "line 1: more than"),
         (
             b"decode: [" + b",".join(b"a:%d" % n for n in range(1, 4098)) + b"]",
-            "names 4097 engines",
+            "names 4097 members",
         ),
     ],
 )

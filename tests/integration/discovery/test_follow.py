@@ -86,9 +86,9 @@ def test_a_source_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureF
     assert status.up
     told = [r.getMessage() for r in caplog.records if "discovery" in r.getMessage()]
     assert told == [
-        "discovery dns://x names 1 engines",
-        "discovery dns://x cannot be read, its 1 engines stay: no answer",
-        "discovery dns://x names 1 engines",
+        "discovery dns://x names 1 members",
+        "discovery dns://x cannot be read, its 1 members stay: no answer",
+        "discovery dns://x names 1 members",
     ]
 
 

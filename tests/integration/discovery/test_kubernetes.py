@@ -259,6 +259,33 @@ async def test_odd_pods_are_left_out_and_logged_once(
     ]
 
 
+@pytest.mark.parametrize("kind", ["pods", "endpointslices"])
+async def test_an_engine_belongs_to_the_ready_store_on_its_host(
+    server: KubernetesServer, kind: str
+) -> None:
+    def place(name: str, ip: str, role: str, host: str, *, ready: bool = True) -> None:
+        port = ("kv", 7400) if role == "store" else ("http", 8000)
+        if kind == "pods":
+            made = pod(ip, port[1], port_name=port[0], role=role, host=host, ready=ready)
+        else:
+            found, labels = endpoint(ip, name, host, ready=ready), {"kvrouter/role": role}
+            made = endpoint_slice(found, labels=labels, ports=dict([port]))
+        server.put(kind, name, **made)
+
+    place("kvstore-a", "10.0.1.1", "store", "gpu-a")
+    for host in "ab":
+        place(f"vllm-{host}", f"10.0.0.{ord(host)}", "decode", f"gpu-{host}")
+    context = SourceContext()
+    url = PODS if kind == "pods" else "k8s://test?service=engines"
+    async with followed(following(url, context)) as heard:
+        await heard.until(lambda: len(names(heard)) == 3)
+        assert dict(context.nodes) == {"10.0.0.97:8000": "kv://10.0.1.1:7400"}
+        place("kvstore-a", "10.0.1.1", "store", "gpu-a", ready=False)
+        place("kvstore-z", "10.0.1.9", "store", "gpu-a")
+        await heard.until(lambda: "kv://10.0.1.9:7400" in (heard.members or ()))
+        assert dict(context.nodes) == {"10.0.0.97:8000": "kv://10.0.1.9:7400"}
+
+
 async def test_bootstrap_ports_of_flags_win_over_those_of_annotations(
     server: KubernetesServer,
 ) -> None:

@@ -319,7 +319,7 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
         (("--decode", "a:1"), "no Redis to register in: give --redis redis://HOST:PORT/DB"),
         (
             ("--redis", "redis://a"),
-            "no engine to register: give --decode URL",
+            "nothing to register: give --decode URL",
         ),
         (("--redis", "http://a", "--decode", "a:1"), "give it as redis://"),
         (("--redis", "redis://a", "--decode", "a"), "engine 'a': give it as"),

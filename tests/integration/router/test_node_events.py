@@ -1,6 +1,7 @@
 """Real nodes of the store that publish what they hold, and what routers know of it."""
 
 import asyncio
+import itertools
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.events.publisher import COUNT_BITS
 from kvrouter_store.events.settings import KVEventsConfig
 from kvrouter_store.identity.block import Manifest
 
@@ -89,10 +91,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 class Router:
     """The index of a router, with its clock."""
 
-    def __init__(self, *nodes: Node, ports: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, *nodes: Node, ports: dict[str, int] | None = None, asks: bool = True
+    ) -> None:
         places = {node.url.partition("://")[2]: node for node in nodes}
         heard = {place: node.port for place, node in places.items()}
-        replays = {place: node.replay_port for place, node in places.items()}
+        replays = {place: node.replay_port for place, node in places.items() if asks}
         self.index = NodeIndex(10_000, heard if ports is None else ports, replays)
         self.index.follow([node.url for node in nodes])
         self._ticking = asyncio.create_task(self._tick())
@@ -123,8 +127,8 @@ class Router:
 async def router() -> AsyncIterator[Callable[..., Router]]:
     made: list[Router] = []
 
-    def begin(*nodes: Node, ports: dict[str, int] | None = None) -> Router:
-        made.append(Router(*nodes, ports=ports))
+    def begin(*nodes: Node, ports: dict[str, int] | None = None, asks: bool = True) -> Router:
+        made.append(Router(*nodes, ports=ports, asks=asks))
         return made[-1]
 
     yield begin
@@ -216,7 +220,7 @@ async def test_what_a_node_finds_on_its_disk_is_known_after_a_restart(
 
 async def test_messages_that_are_lost_are_asked_for_again(start: Start, router: Watch) -> None:
     node = start()
-    async with Forgetful(node.port, every=2) as port:
+    async with Forgetful(node.port, lambda count, _: count % 2 == 0) as port:
         here = router(node, ports={"": port})
         for blocks in range(1, BLOCKS + 1):
             await node.put(CHAIN[: 32 * blocks])
@@ -227,6 +231,35 @@ async def test_messages_that_are_lost_are_asked_for_again(start: Start, router: 
                 extra += 1
                 await node.put(chain_of(extra, "x"))  # what follows shows what was lost
         assert here.index.counts["gaps"]
+
+
+async def test_a_restart_is_noticed_also_by_a_message_with_the_expected_number(
+    start: Start, router: Watch
+) -> None:
+    node, heard, expected = start(buffer_steps=1), list[int](), 0
+
+    def forgets(_: int, number: int) -> bool:
+        heard.append(number)
+        return number % (1 << COUNT_BITS) < expected
+
+    async with Forgetful(node.port, forgets) as port:
+        here = router(node, ports={"": port}, asks=False)
+        while not heard:
+            await node.put(CHAIN)
+            await node.delete(CHAIN)
+        await node.put(CHAIN)
+        await router(node).holds(node, BLOCKS)  # it asks for all messages, so the node begins anew
+        await here.holds(node, BLOCKS)
+        assert here.reason(node) is Reason.COMPLETE
+        expected = heard[-1] % (1 << COUNT_BITS) + 1
+        node.process.kill()
+        node.process.start()
+        async with asyncio.timeout(PATIENCE_S):
+            extra = 0
+            while here.held():
+                extra += 1
+                await node.put(chain_of(extra, "x"))
+        assert here.reason(node) is Reason.LATE
 
 
 async def test_a_node_that_hangs_is_asked_once_and_then_not_counted_on(
@@ -281,16 +314,19 @@ def test_a_node_of_several_tenants_publishes_nothing(tmp_path: Path) -> None:
 
 
 class Forgetful:
-    """Passes messages of a publisher on, but each `every`-th is lost; returns its port."""
+    """Passes messages of a publisher on, except those of which `forgets` is true; its port.
 
-    def __init__(self, port: int, every: int) -> None:
+    forgets: takes the count of messages so far, and the number of this one.
+    """
+
+    def __init__(self, port: int, forgets: Callable[[int, int], bool]) -> None:
         self._context = zmq.asyncio.Context()
         self._source = self._context.socket(zmq.SUB)
         self._source.setsockopt(zmq.SUBSCRIBE, b"")
         self._source.connect(f"tcp://127.0.0.1:{port}")
         self._sink = self._context.socket(zmq.PUB)
         self._port = self._sink.bind_to_random_port("tcp://127.0.0.1")
-        self._every = every
+        self._forgets = forgets
 
     async def __aenter__(self) -> int:
         self._task = asyncio.create_task(self._pass())
@@ -302,9 +338,7 @@ class Forgetful:
         self._context.destroy(linger=0)
 
     async def _pass(self) -> None:
-        count = 0
-        while True:
+        for count in itertools.count(1):
             message = await self._source.recv_multipart()
-            count += 1
-            if count % self._every:
+            if not self._forgets(count, int.from_bytes(message[1], "big")):
                 await self._sink.send_multipart(message)

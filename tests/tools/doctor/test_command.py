@@ -189,7 +189,7 @@ def test_a_source_that_cannot_be_read_or_names_no_engine_is_reported(
     empty.write_text("decode: []\n")
     code, out = doctor(capsys, "--discovery", str(empty), *few)
     (finding,) = json.loads(out)["findings"]
-    assert (code, finding["finding"]) == (0, "it names no engine")
+    assert (code, finding["finding"]) == (0, "it names no member")
 
 
 async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:

@@ -30,18 +30,20 @@ class SourceContext:
         prefix: of its keys there.
         bootstrap_ports: by `HOST:PORT`, under "" that of all others; earlier maps win, and a source
             that knows such ports appends a map.
+        nodes: the same of URLs of store nodes on the hosts of engines, by `HOST:PORT`.
     """
 
     link: RedisClient | None = None
     prefix: str = "kvrouter"
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
+    nodes: ChainMap[str, str] = field(default_factory=ChainMap)
 
 
 Members = Mapping[str, Role]
 """Every engine and store node of one source: its role by its `member_address`."""
 
 MAX_MEMBERS: Final = 4096
-"""Engines that one source may name; more are a mistake, and would only cost probes."""
+"""Of one source; more are a mistake, and would only cost probes."""
 
 
 class Listener(Protocol):
@@ -93,7 +95,7 @@ def both_roles(named: Iterable[tuple[str, Role]]) -> dict[str, Role]:
 
 
 def too_many(members: Members) -> str | None:
-    """The problem with more engines than a source may name; None: there are not."""
+    """The problem with more members than a source may name; None: there are not."""
     if len(members) <= MAX_MEMBERS:
         return None
-    return f"it names {len(members)} engines; {MAX_MEMBERS} is the most"
+    return f"it names {len(members)} members; {MAX_MEMBERS} is the most"

@@ -73,7 +73,7 @@ class FileSource:
 def parse_engines(content: bytes) -> Members:
     """The engines of a file; ValueError: it cannot be used; the sentence begins with the line."""
     if len(content) > MAX_BYTES:
-        raise ValueError(f"line 1: more than {MAX_BYTES} bytes are no list of engines")
+        raise ValueError(f"line 1: more than {MAX_BYTES} bytes are no list of members")
     members = both_roles(_listed(_document(content)))
     if problem := too_many(members):
         raise ValueError(f"line 1: {problem}")
@@ -93,7 +93,7 @@ def _document(content: bytes) -> yaml.MappingNode:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"line 1: not YAML: {reason}") from None
     if root is None:
-        raise ValueError("line 1: the file is empty; write `decode: []` where there are no engines")
+        raise ValueError("line 1: the file is empty; write `decode: []` where there are no members")
     if not isinstance(root, yaml.MappingNode):
         raise _wrong(root, "not a mapping; write `prefill: [HOST:PORT, ...]` and `decode: [...]`")
     return root
@@ -125,7 +125,7 @@ def _items(value: yaml.Node) -> list[yaml.ScalarNode]:
     items = value.value if isinstance(value, yaml.SequenceNode) else [value]
     for item in items:
         if not isinstance(item, yaml.ScalarNode):
-            raise _wrong(item, "not an engine; write HOST:PORT or http://HOST:PORT")
+            raise _wrong(item, "not an address; write HOST:PORT or http://HOST:PORT")
     return list(items)
 
 

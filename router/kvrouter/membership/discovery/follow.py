@@ -68,13 +68,13 @@ class Discovery:
         statuses = self.merged.statuses
         yield Reading(
             "kvrouter:discovery_up",
-            "Whether the source of engines could be read when that was tried last.",
+            "Whether the source could be read when that was tried last.",
             lambda: (((status.name,), float(status.up)) for status in statuses),
             ["source"],
         )
         yield Reading(
             "kvrouter:discovery_engines",
-            "Engines that the source named last.",
+            "Engines and store nodes that the source named last.",
             lambda: (((status.name,), float(len(status.members))) for status in statuses),
             ["source"],
         )

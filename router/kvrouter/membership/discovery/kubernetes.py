@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
 from kvrouter.membership.kubernetes.api import ApiFailed, Session
 from kvrouter.membership.kubernetes.engines import of_pod, of_slice
@@ -52,7 +53,8 @@ class KubernetesSource:
 
     Args:
         text: the URL.
-        context: takes the bootstrap ports that annotations tell.
+        context: takes the bootstrap ports that annotations tell, and which engines run on the host
+            of a store node.
         find: the server and fresh credentials, for each watch anew; raises ApiFailed. None: as the
             environment says.
         times: deadlines and pauses.
@@ -71,7 +73,9 @@ class KubernetesSource:
         self._find = find or ServerFinder()
         self._times = times
         self._bootstrap_ports: dict[str, int] = {}
+        self._nodes: dict[str, str] = {}
         context.bootstrap_ports.maps.append(self._bootstrap_ports)
+        context.nodes.maps.append(self._nodes)
         self._told: dict[str, str] = {}  # of odd objects, as they were logged
 
     async def follow(self, listener: Listener) -> None:
@@ -148,6 +152,10 @@ class KubernetesSource:
         ports = {bare_address(f.address): f.bootstrap_port for f in found if f.bootstrap_port}
         self._bootstrap_ports.clear()
         self._bootstrap_ports.update(ports)
+        stores = {f.host: f.address for f in found if f.role is Role.STORE and f.host}
+        engines = [f for f in found if f.role is not Role.STORE and f.host in stores]
+        self._nodes.clear()
+        self._nodes.update((bare_address(f.address), stores[f.host]) for f in engines)
         listener.named(both_roles((each.address, each.role) for each in found))
         for name, sentence in mirror.odd.items():
             if self._told.get(name) != sentence:

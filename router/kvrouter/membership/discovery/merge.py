@@ -27,7 +27,7 @@ class SourceStatus:
 
     def __init__(self, name: str, changed: Callable[[Iterable[str]], None]) -> None:
         self.name = name
-        self.members: Members = {}  # the engines that it named last
+        self.members: Members = {}  # what it named last
         self.problem: str | None = None  # why its last reading failed
         self.reported = asyncio.Event()
         self._changed = changed
@@ -43,7 +43,7 @@ class SourceStatus:
             self.failed(problem)
             return
         if members != self.members or not self.up:
-            log.info("discovery %s names %d engines", self.name, len(members))
+            log.info("discovery %s names %d members", self.name, len(members))
         self.problem = None
         self.reported.set()
         if restore or members != self.members:
@@ -54,7 +54,7 @@ class SourceStatus:
         """See `Listener`."""
         if problem != self.problem:
             log.warning(
-                "discovery %s cannot be read, its %d engines stay: %s",
+                "discovery %s cannot be read, its %d members stay: %s",
                 self.name,
                 len(self.members),
                 problem,

@@ -107,9 +107,9 @@ class Registrar:
         while True:
             problem = await self._renew(registration)
             if problem and problem != logged:
-                log.warning("engine %s cannot be registered: %s", address, problem)
+                log.warning("%s cannot be registered: %s", address, problem)
             elif not problem and logged:
-                log.info("engine %s is registered again", address)
+                log.info("%s is registered again", address)
             logged = problem
             await asyncio.sleep(min(renewal_s, RETRY_S) if problem else renewal_s)
 
@@ -136,9 +136,9 @@ class Registrar:
         address, ttl_s = registration.engine.address, self._settings.ttl_s
         try:
             await registration.leave()
-            log.info("engine %s is to drain", address)
+            log.info("%s is to leave", address)
         except RedisFailed as error:
-            log.warning("engine %s stays registered for %g s: %s", address, ttl_s, error)
+            log.warning("%s stays registered for %g s: %s", address, ttl_s, error)
 
 
 def run(settings: RegisterSettings) -> int:

@@ -56,7 +56,7 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, Settings):
         if not self.redis.get_secret_value():
             raise ValueError("no Redis to register in: give --redis redis://HOST:PORT/DB")
         if not self.members:
-            raise ValueError("no engine to register: give --decode URL, --prefill or --store")
+            raise ValueError("nothing to register: give --decode URL, --prefill or --store")
         return self
 
     @property

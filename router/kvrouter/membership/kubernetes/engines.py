@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -44,12 +44,14 @@ class Found:
         address: in the form of `parse_address`; of a store node its URL.
         role: which legs it serves.
         bootstrap_port: that its annotation tells; None: it tells none.
+        host: the node of Kubernetes on which it runs; "": unknown.
     """
 
     owner: str
     address: str
     role: Role
     bootstrap_port: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ def of_pod(pod: Pod, wanted: Wanted) -> Named:
     ports = [(each.name, each.container_port) for each in pod.ports]
     role = wanted.role or _role(pod.metadata, Role.DECODE)
     bootstrap_port = _bootstrap_port(pod.metadata.annotations or {})
-    name, host = pod.metadata.name, pod.status.ip
-    return Named((_found(name, host, _port(ports, wanted, role), role, bootstrap_port),))
+    made = _found(pod.metadata.name, pod.status.ip, _port(ports, wanted, role), role)
+    return Named((replace(made, bootstrap_port=bootstrap_port, host=pod.spec.node_name),))
 
 
 def of_slice(slice_: EndpointSlice, wanted: Wanted) -> Named:
@@ -93,7 +95,8 @@ def of_slice(slice_: EndpointSlice, wanted: Wanted) -> Named:
     port = _slice_port(slice_.ports or (), wanted, role)
     pods = [each.target_ref.name if each.target_ref is not None else "" for each in ready]
     found = (
-        _found(pod, each.addresses[0], port, role) for pod, each in zip(pods, ready, strict=True)
+        replace(_found(pod, each.addresses[0], port, role), host=each.node_name)
+        for pod, each in zip(pods, ready, strict=True)
     )
     return Named(tuple(found), slice_.address_type)
 
@@ -114,11 +117,11 @@ def one_of_each(named: Iterable[Named]) -> list[Found]:
     return list(chosen.values())
 
 
-def _found(pod: str, host: str, port: int, role: Role, bootstrap_port: int | None = None) -> Found:
+def _found(pod: str, ip: str, port: int, role: Role) -> Found:
     try:
-        shown = f"[{host}]" if ip_address(host).version == 6 else host
+        shown = f"[{ip}]" if ip_address(ip).version == 6 else ip
     except ValueError:
-        raise Odd(f"{host!r} is no IP address") from None
+        raise Odd(f"{ip!r} is no IP address") from None
     place = f"{shown}:{port}"
     label = pod[-_LABEL_CHARACTERS:].lstrip("-.")
     address = f"{label}={place}" if label else place
@@ -126,7 +129,6 @@ def _found(pod: str, host: str, port: int, role: Role, bootstrap_port: int | Non
         owner=pod or place,
         address=f"kv://{place}" if role is Role.STORE else address,
         role=role,
-        bootstrap_port=bootstrap_port,
     )
 
 

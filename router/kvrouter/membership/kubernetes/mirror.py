@@ -85,7 +85,7 @@ class Mirror(Generic[T]):
         for each in page.items or ():
             self._see(self._listed, each)
         if max(len(self._listed), len(one_of_each(self._listed.values()))) > self._most:
-            raise Unreadable(f"more than {self._most} engines; select fewer")
+            raise Unreadable(f"more than {self._most} members; select fewer")
         if not page.metadata.more:
             self._named, self._listed = self._listed, {}
             self.odd = {name: odd for name, odd in self.odd.items() if name in self._named}

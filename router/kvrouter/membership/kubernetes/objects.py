@@ -31,8 +31,9 @@ class _Container(msgspec.Struct, frozen=True):
     ports: list[NamedPort] | None = None
 
 
-class _PodSpec(msgspec.Struct, frozen=True):
+class _PodSpec(msgspec.Struct, rename="camel", frozen=True):
     containers: list[_Container] = []
+    node_name: str = ""
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class Endpoint(msgspec.Struct, rename="camel", frozen=True):
     addresses: list[str] = []
     conditions: _EndpointConditions = _EndpointConditions()
     target_ref: _Target | None = None
+    node_name: str = ""
 
     @property
     def serves(self) -> bool:

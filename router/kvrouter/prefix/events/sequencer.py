@@ -4,7 +4,8 @@ A synchronous state machine over an injected clock. It knows no socket and no ev
 
 The publishers of vLLM and SGLang number messages from 0 and keep the last of them for replays, but
 a number does not name its publisher: after a restart they begin at 0 again. So a replay begins one
-message before what is missing, and that one must be the one that was applied.
+message before what is missing, and that one must be the one that was applied. Numbers of store
+nodes begin with their life: see `COUNT_BITS`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.reorder import Budget, Message, ReorderBuffer, fingerprint
+from kvrouter_store.events.publisher import COUNT_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,15 +87,17 @@ class Sequencer:
 
     def receive(self, message: Message) -> None:
         """Take a message, in any order and any number of times."""
-        if message.sequence == self.next:
+        if self.next is None:
+            self._first(message)
+        elif _life(message.sequence) != _life(self.next):
+            self._restarted(message, replayed=False)
+        elif message.sequence == self.next:
             if self._held.any_before(message.batch.ts):
                 self._restarted(message, replayed=False)
                 return
             self._advance(message)
             if self.gap:
                 self._release()
-        elif self.next is None:
-            self._first(message)
         elif message.sequence < self.next:
             self._old(message, replayed=False)
         else:
@@ -106,8 +110,11 @@ class Sequencer:
         number, first = message.sequence, self._answers == 0
         self._answers += 1
         if first and self._start == 0:
-            self._short = number > 0
-        if first and number == 0 and self.next is not None and not self.complete:
+            self._short = not _is_first(number)
+        if self.next is not None and _life(number) != _life(self.next):
+            self._restarted(message, replayed=True)
+            return
+        if first and _is_first(number) and self.next is not None and not self.complete:
             same = message.batch.ts <= self._last_ts
             known = max(self._held.highest, self.next - 1) if same else -1
             self._begin_anew(message)  # the publisher still has all of its messages
@@ -249,7 +256,7 @@ class Sequencer:
         self.gap, self._give_up_at, self._retry_at, self._tries = False, None, None, 0
 
     def _first(self, message: Message) -> None:
-        if message.sequence == 0:
+        if _is_first(message.sequence):
             self._start_at(message, Reason.LATE)
             return
         self._held.add(message)
@@ -258,10 +265,11 @@ class Sequencer:
 
     def _start_at(self, message: Message, missing: Reason) -> None:
         """Begin at `message`; what came before is unknown."""
-        self.complete, self.missing = message.sequence == 0, missing
-        self._marks.clear()
         number, ts = message.sequence, message.batch.ts
-        self._held.discard(lambda held: held.sequence < number or held.batch.ts < ts)
+        self.complete, self.missing = _is_first(number), missing
+        self._marks.clear()
+        later = range(number, _life(number) + 1 << COUNT_BITS)
+        self._held.discard(lambda held: held.sequence not in later or held.batch.ts < ts)
         self._advance(message)
         self.gap = True
         self._release()
@@ -285,13 +293,13 @@ class Sequencer:
         self._restarted(message, replayed=replayed)
 
     def _restarted(self, message: Message, *, replayed: bool) -> None:
-        """`message` is of a publisher that began at 0 again.
+        """`message` is of a publisher that began anew.
 
         Its number may be one that is missing from the publisher before it. The clock distinguishes
         them: held messages have higher numbers, and a publisher sends these later.
         """
-        assert self.next is not None
-        self.output.count("restarts", message.sequence, self.next)
+        if self.next:  # else nothing was known but that nothing had been sent
+            self.output.count("restarts", message.sequence, self.next)
         if replayed and self._start == 0:
             self._begin_anew(message)
         else:
@@ -364,3 +372,12 @@ class Sequencer:
         self._retry_at = self._give_up_at = None
         self._whole, self.asking = False, True
         return True
+
+
+def _life(number: int) -> int:
+    return number >> COUNT_BITS
+
+
+def _is_first(number: int) -> bool:
+    """Whether it is the first message of a publisher's life."""
+    return number == _life(number) << COUNT_BITS

@@ -61,8 +61,7 @@ class CacheTracker:
     def __post_init__(self) -> None:
         self.counts = EventCounts()
         self.budget = Budget(HELD_BYTES)
-        engines = BlockMapping(self.index, self.domain, self.max_names, self.counts)
-        mapping = self.mapping or engines
+        mapping = self.mapping or BlockMapping(self.index, self.domain, self.max_names, self.counts)
         self._shared = Shared(self.index, mapping, self.counts, self.budget, self.clock)
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}

@@ -97,11 +97,11 @@ class LandingWaiter:
         """Wait for the first `blocks` that the store did not hold; whether they landed."""
         if self.store is None:
             return False
-        held, node = context.prompt.held(manifest), pending.node
+        held, node, origin = context.prompt.held(manifest), pending.node, context.prompt.origin
         upto = min(held.at(node) + blocks, pending.blocks)
         hashes = context.prompt.hashes or b""
         landing = await self.store.wait(
-            manifest, hashes, upto, pending.wait_s, held=held, node=node, lease=False
+            manifest, hashes, upto, pending.wait_s, held=held, node=node, lease=False, origin=origin
         )
         return landing.outcome is LandingOutcome.LANDED
 

@@ -159,7 +159,7 @@ class Setup:
         settings: of the router that is to serve these engines.
         probe: asks engines.
         deadline_s: seconds that an engine may take for one request of the doctor.
-        bootstrap_ports: by the engine's address; under "" that of all others.
+        bootstrap_ports, nodes: see `SourceContext`.
         discovered: the first members that each discovery source named.
         engines: facts of each engine, by its address.
         stores: facts of each node of the store.
@@ -173,6 +173,7 @@ class Setup:
     probe: ProbeClient
     deadline_s: float
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
+    nodes: ChainMap[str, str] = field(default_factory=ChainMap)
     discovered: list[FirstMembers] = field(default_factory=list)
     engines: dict[str, Future[EngineFacts]] = field(default_factory=dict)
     stores: list[Future[StoreFacts]] = field(default_factory=list)

@@ -12,9 +12,6 @@ from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
 
 if TYPE_CHECKING:
-    from collections import ChainMap
-
-    from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
 
 FIRST_MEMBERS_S: Final = 10.0
@@ -43,16 +40,15 @@ class FirstMembers:
         self.came.set()
 
 
-async def read_sources(
-    settings: RouterSettings, bootstrap_ports: ChainMap[str, int]
-) -> list[FirstMembers]:
+async def read_sources(setup: Setup) -> list[FirstMembers]:
     """The first members of every source of --discovery; never raises for what a source does.
 
-    Ports that a source knows are added to `bootstrap_ports`.
+    What a source knows besides is added to `bootstrap_ports` and `nodes`.
     """
+    settings = setup.settings
     url = settings.redis.get_secret_value()
     client = RedisClient(url) if url else None
-    context = SourceContext(client, settings.redis_prefix, bootstrap_ports)
+    context = SourceContext(client, settings.redis_prefix, setup.bootstrap_ports, setup.nodes)
     try:
         return await asyncio.gather(*(_read(text, context) for text in settings.discovery))
     finally:
@@ -70,7 +66,7 @@ async def _read(text: str, context: SourceContext) -> FirstMembers:
         await asyncio.wait(both, timeout=FIRST_MEMBERS_S, return_when=asyncio.FIRST_COMPLETED)
         if not first.came.is_set():
             broken = following.exception() if following.done() else None
-            silent = f"it names no engines within {FIRST_MEMBERS_S:g} s"
+            silent = f"it names no members within {FIRST_MEMBERS_S:g} s"
             first.problem = f"it fails: {broken!r}" if broken else silent
     finally:
         for task in both:
@@ -87,8 +83,8 @@ async def discovery(setup: Setup) -> Found:
             yield error(
                 subject,
                 f"it cannot be read: {each.problem}",
-                "correct what the sentence names; the router keeps the engines that it knows, and "
+                "correct what the sentence names; the router keeps the members that it knows, and "
                 "waits",
             )
         elif not each.members:
-            yield warning(subject, "it names no engine", "add engines to it, or leave it out")
+            yield warning(subject, "it names no member", "add engines to it, or leave it out")

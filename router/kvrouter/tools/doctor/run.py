@@ -56,7 +56,7 @@ async def examine(
     async with ProbeClient(keys, trust) as probe:
         ports = ChainMap(settings.bootstrap_ports)
         setup = Setup(settings, host, Families(), probe, deadline_s, ports)
-        setup.discovered = await read_sources(settings, setup.bootstrap_ports)
+        setup.discovered = await read_sources(setup)
         try:
             _learn(setup)
             found = await asyncio.gather(*(_run(check, setup) for check in checks))
@@ -78,7 +78,7 @@ def _learn(setup: Setup) -> None:
             if settings.store == settings.store_nodes:  # it is not of another project
                 settings.store = unique_stores([*settings.store, address])
             continue
-        engine = Engine(bare_address(address), role, tls=SECURE in address)
+        engine = Engine(bare_address(address), role, tls=SECURE in address, nodes=setup.nodes)
         setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
     nodes = settings.store_nodes
     setup.stores = [asyncio.create_task(learn_store(settings, url)) for url in nodes]

@@ -441,3 +441,15 @@ def test_people_are_told_what_happens_to_engines(clock: Clock) -> None:
     ticket.release()
     changes = ("joined", "breaker open", "breaker closed", "left", "joined", "draining", "removed")
     assert told == [f"a:1 {change}" for change in changes]
+
+
+def test_an_engine_that_names_no_store_node_has_that_of_its_host(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    engine = joined(pool, "e:1", Role.BOTH)
+    assert engine.node is None
+    pool.nodes.maps.append({"e:1": "kv://here:1"})
+    assert engine.node == "kv://here:1"
+    engine.set_ranks((0, 1))
+    assert [rank.node for rank in engine.ranks] == ["kv://here:1"] * 2
+    engine.identity = Identity(("m",), node="kv://named:1")
+    assert engine.node == "kv://named:1"

@@ -1,0 +1,38 @@
+"""What the router asks a store for while a prompt's KV is on its way."""
+
+import asyncio
+from typing import Any, cast
+
+from tests.contract.stores.backends import BLOCK_TOKENS, BLOCKS, MODEL, Prompt, question_of
+from tests.fakes.foreign_stores import FakeCoordinator
+
+from kvrouter.engines.families.base import PendingKv
+from kvrouter.prefix.hash_cache import HashCache
+from kvrouter.prefix.stores import foreign_store
+from kvrouter.serving.legs.landing import LandingWaiter
+from kvrouter.serving.request.context import PromptFacts, RequestContext, Timing
+from kvrouter.telemetry.metrics import Metrics
+
+CHUNK_TOKENS = 2 * BLOCK_TOKENS
+
+
+async def test_the_first_chunk_is_awaited_where_a_store_names_blocks_in_its_own_way() -> None:
+    store, prompt = FakeCoordinator(f"?chunk_size={CHUNK_TOKENS}", CHUNK_TOKENS), Prompt()
+    await store.start()
+    view = foreign_store(store.url)
+    waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
+    facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
+    context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
+    try:
+        async with asyncio.timeout(20):
+            await view.start(10)
+            first = waiter.first_landed(context, MODEL, PendingKv(BLOCKS, 20.0), 2)
+            waiting = asyncio.create_task(first)
+            await store.asked.wait()
+            assert not waiting.done()
+            for key in store.keys_of(question_of(prompt) | {"world_size": 1})[:1]:
+                store.hold(key)
+            assert await waiting
+    finally:
+        await view.close()
+        await store.stop()
