@@ -4,6 +4,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/parallel.h"
 #include "bindings/store/memory.h"
 #include "client/local_reader.h"
 #include "client/local_writer.h"
@@ -51,7 +52,9 @@ size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockN
   if (part >= names.part_ids.size()) throw nb::index_error("no such part");
   if (indices.size() != span.count) throw nb::value_error("one index per block is needed");
   const ReleaseGil released(to.segments.block_bytes >= kKeepGilBytes);
-  const size_t done = reader->read(*mapping, to.segments, {names, part, span, indices, verify});
+  const unsigned threads = copy_threads(span.count * to.segments.block_bytes);
+  const LocalReader::Request request{names, part, span, indices, verify, threads};
+  const size_t done = reader->read(*mapping, to.segments, request);
   mapping.reset();
   return done;
 }
@@ -71,8 +74,10 @@ std::pair<nb::bytes, PutRing::State> put(LocalWriter& writer, const PoolView& po
   LocalWriter::Outcome outcome;
   {
     const ReleaseGil released(from.segments.block_bytes >= kKeepGilBytes);
-    outcome = writer.put(*mapping, from.segments,
-                         {names, manifest_id, part, above, span, indices, digest});
+    const unsigned threads = copy_threads(span.count * from.segments.block_bytes);
+    const LocalWriter::Request request{names, manifest_id, part,   above,
+                                       span,  indices,     digest, threads};
+    outcome = writer.put(*mapping, from.segments, request);
     mapping.reset();
   }
   return {to_bytes(outcome.statuses.data(), outcome.statuses.size()), outcome.state};
