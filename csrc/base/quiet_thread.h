@@ -8,19 +8,13 @@
 
 namespace kv {
 
-// std::system_error if the system has no room for one more.
 template <class Body> std::thread quiet_thread(Body&& body) {
-  struct AllBlocked {
-    AllBlocked() {
-      sigset_t all;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
-    }
-    ~AllBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    sigset_t before;
-  };
-  const AllBlocked inherited;
-  return std::thread(std::forward<Body>(body));
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::forward<Body>(body));  // inherits the mask
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
 }
 
 }  // namespace kv

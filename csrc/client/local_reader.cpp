@@ -1,9 +1,5 @@
 #include "client/local_reader.h"
 
-#include <algorithm>
-
-#include "base/parallel.h"
-
 namespace kv {
 namespace {
 
@@ -106,23 +102,17 @@ void LocalLease::release() {
 
 size_t LocalReader::read(const PoolMapping& pool, const Segments& to, const Request& request) {
   prefetch(request.names, request.hashes);
-  std::vector<Place> places;
-  for (uint32_t i = 0; i < request.hashes.count; ++i) {
+  uint32_t done = 0;
+  for (; done < request.hashes.count; ++done) {
     const std::optional<Place> place =
-        find_complete(request.names, request.hashes[i], request.part);
+        find_complete(request.names, request.hashes[done], request.part);
     if (!place || !pool.holds(place->offset, to.block_bytes)) break;
-    places.push_back(*place);
-  }
-  std::vector<uint8_t> copied(places.size());
-  in_parallel(places.size(), request.threads, [&](size_t i) {
-    const uint8_t* from = pool.data() + places[i].offset;
-    const uint32_t crc = copy_out(from, to, request.indices[i], request.verify);
+    const uint8_t* from = pool.data() + place->offset;
+    const uint32_t crc = copy_out(from, to, request.indices[done], request.verify);
     // A block that was evicted meanwhile may have been overwritten during the copy.
-    copied[i] = directory_.stands(places[i]) && (!request.verify || crc == places[i].crc);
-  });
-  const auto end = std::find(copied.begin(), copied.end(), 0);
-  const auto done = static_cast<size_t>(end - copied.begin());
-  for (size_t i = 0; i < done; ++i) log_.add({places[i].index, UseLog::Kind::kRead});
+    if (!directory_.stands(*place) || (request.verify && crc != place->crc)) break;
+    log_.add({place->index, UseLog::Kind::kRead});
+  }
   return done;
 }
 

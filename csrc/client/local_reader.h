@@ -33,7 +33,6 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
     HashSpan hashes;
     const std::vector<size_t>& indices;  // as many as hashes, within the segments
     bool verify;
-    unsigned threads = 1;  // that copy
   };
   // Copies one part of the leading blocks that the pool has with all parts; returns how many, with
   // `verify` of those that agree with their digests. The memory of the next block is undefined.

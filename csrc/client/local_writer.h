@@ -30,7 +30,6 @@ class LocalWriter {
     HashSpan hashes;
     const std::vector<size_t>& indices;  // as many as hashes, within the segments
     bool digest = true;                  // false: 0 is posted
-    unsigned threads = 1;                // that copy
   };
   struct Outcome {
     std::vector<uint8_t> statuses;  // of the leading blocks, as far as the slots sufficed
@@ -44,14 +43,9 @@ class LocalWriter {
     uint64_t offset;
     uint32_t generation;
   };
-  struct Copy {
-    uint32_t block;  // of the request
-    Lent slot;
-  };
   bool exists(const Request& request, const PartKey& key);
-  std::vector<Copy> plan(const PoolMapping& pool, const Segments& from, const Request& request,
-                         std::vector<uint8_t>& statuses);
-  void post(const Request& request, const Copy& copy, uint32_t crc);
+  bool put_next(const PoolMapping& pool, const Segments& from, const Request& request,
+                std::vector<uint8_t>& statuses);
 
   std::shared_ptr<LocalReader> reader_;
   PutRing ring_;

@@ -41,9 +41,7 @@ class PutRing {
   explicit PutRing(void* memory) : words_(static_cast<std::atomic<uint64_t>*>(memory)) {}
 
   // CLIENT, one thread at a time.
-  uint64_t room() const {
-    return kRecords - std::min<uint64_t>(kRecords, words_[kPosted].load(kRelaxed) - taken());
-  }
+  bool full() const { return words_[kPosted].load(kRelaxed) - taken() >= kRecords; }
   void post(const Post& post) {
     static_assert(sizeof(Post) <= kWords * sizeof(uint64_t));
     const uint64_t posted = words_[kPosted].load(kRelaxed);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,21 +40,17 @@ class MappingClient {
   // Blocks first.. of the chain that begins with block 1, as far as the lent slots go.
   LocalWriter::Outcome post(uint32_t first, uint32_t count) {
     std::string memory;
-    for (uint32_t i = 0; i < count; ++i) memory += bytes_of(first + i);
+    std::vector<size_t> indices;
+    for (uint32_t i = 0; i < count; ++i) memory += bytes_of(first + i), indices.push_back(i);
+    const Segments segments{{reinterpret_cast<uintptr_t>(memory.data())},
+                            {kPartBytes},
+                            {kPartBytes},
+                            count,
+                            false,
+                            kPartBytes};
     const auto hashes = chain(first, count);
-    const auto indices = all_of(count);
     const Hash parent = first == 1 ? Hash{} : name(first - 1);
-    return writer->put(*pool, over(memory, false),
-                       {names_, 1, 0, parent, span_of(hashes), indices, true, kThreads});
-  }
-  // The bytes of the leading blocks of the chain that begins with block 1, as far as they are good.
-  std::string read(uint32_t count) {
-    std::string memory(count * kPartBytes, '\0');
-    const auto hashes = chain(1, count);
-    const auto indices = all_of(count);
-    const LocalReader::Request request{names_, 0, span_of(hashes), indices, true, kThreads};
-    memory.resize(reader->read(*pool, over(memory, true), request) * kPartBytes);
-    return memory;
+    return writer->put(*pool, segments, {names_, 1, 0, parent, span_of(hashes), indices});
   }
   // The ring itself, to be lied in.
   PutRing ring() { return PutRing(reader->notes() + NotesLayout::kPuts); }
@@ -66,22 +61,6 @@ class MappingClient {
   std::optional<LocalWriter> writer;
 
  private:
-  static constexpr unsigned kThreads = 3;
-
-  static std::vector<size_t> all_of(uint32_t count) {
-    std::vector<size_t> indices(count);
-    std::iota(indices.begin(), indices.end(), size_t{0});
-    return indices;
-  }
-  static Segments over(std::string& memory, bool writable) {
-    return {{reinterpret_cast<uintptr_t>(memory.data())},
-            {kPartBytes},
-            {kPartBytes},
-            memory.size() / kPartBytes,
-            writable,
-            kPartBytes};
-  }
-
   BlockNames names_;
 };
 

@@ -4,7 +4,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/parallel.h"
 #include "bindings/store/memory.h"
 #include "client/local_reader.h"
 #include "client/local_writer.h"
@@ -52,9 +51,7 @@ size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockN
   if (part >= names.part_ids.size()) throw nb::index_error("no such part");
   if (indices.size() != span.count) throw nb::value_error("one index per block is needed");
   const ReleaseGil released(to.segments.block_bytes >= kKeepGilBytes);
-  const unsigned threads = copy_threads(span.count * to.segments.block_bytes);
-  const LocalReader::Request request{names, part, span, indices, verify, threads};
-  const size_t done = reader->read(*mapping, to.segments, request);
+  const size_t done = reader->read(*mapping, to.segments, {names, part, span, indices, verify});
   mapping.reset();
   return done;
 }
@@ -74,10 +71,8 @@ std::pair<nb::bytes, PutRing::State> put(LocalWriter& writer, const PoolView& po
   LocalWriter::Outcome outcome;
   {
     const ReleaseGil released(from.segments.block_bytes >= kKeepGilBytes);
-    const unsigned threads = copy_threads(span.count * from.segments.block_bytes);
-    const LocalWriter::Request request{names, manifest_id, part,   above,
-                                       span,  indices,     digest, threads};
-    outcome = writer.put(*mapping, from.segments, request);
+    outcome = writer.put(*mapping, from.segments,
+                         {names, manifest_id, part, above, span, indices, digest});
     mapping.reset();
   }
   return {to_bytes(outcome.statuses.data(), outcome.statuses.size()), outcome.state};

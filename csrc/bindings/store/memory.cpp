@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "base/memory_map.h"
-#include "base/parallel.h"
 
 namespace kv::python {
 namespace {
@@ -94,11 +93,10 @@ Crcs gather_into(const PoolView& view, const OwnedSegments& from, const Indices&
   auto mapping = view.share();
   if (!mapping->writable()) throw nb::value_error("the pool view is read-only");
   check_slots(*mapping, from.segments, indices, offsets);
-  Crcs crcs(indices.size());
+  Crcs crcs;
   const ReleaseGil released(true);
-  in_parallel(crcs.size(), copy_threads(crcs.size() * from.segments.block_bytes), [&](size_t i) {
-    crcs[i] = copy_in(mapping->data() + offsets[i], from.segments, indices[i], digest);
-  });
+  for (size_t i = 0; i < indices.size(); ++i)
+    crcs.push_back(copy_in(mapping->data() + offsets[i], from.segments, indices[i], digest));
   mapping.reset();
   return crcs;
 }
@@ -110,11 +108,11 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   check_destination(to.segments);
   check_slots(*mapping, to.segments, indices, offsets);
   check_crcs(crcs, indices);
-  Crcs found(indices.size());
+  Crcs found;
   const ReleaseGil released(true);
-  in_parallel(found.size(), copy_threads(found.size() * to.segments.block_bytes), [&](size_t i) {
-    found[i] = copy_out(mapping->data() + offsets[i], to.segments, indices[i], crcs.has_value());
-  });
+  for (size_t i = 0; i < indices.size(); ++i)
+    found.push_back(
+        copy_out(mapping->data() + offsets[i], to.segments, indices[i], crcs.has_value()));
   mapping.reset();
   return verdicts(crcs, found, indices.size());
 }
