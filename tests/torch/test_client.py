@@ -122,6 +122,42 @@ def test_a_load_ends_before_the_first_block_that_some_layer_lacks() -> None:
         assert client.get_tensors_into(four()) == 1
 
 
+class MeetingLink(WatchedLink):
+    """Reads a layer when all others are being read too; the first one fails, if told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(LAYERS, timeout=WAIT_S)
+        self.read: list[int] = []
+
+    def get_into(
+        self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]
+    ) -> list[BlockStatus]:
+        self.meeting.wait()
+        if self.failure is not None and part == 0:
+            raise self.failure
+        assert self.free.wait(WAIT_S)
+        self.read.append(part)
+        return [BlockStatus.OK] * len(span)
+
+
+def test_several_layers_are_read_at_a_time() -> None:
+    link = MeetingLink()
+    with TensorClient(link, HostCopier()) as client:
+        assert client.get_tensors_into(four()) == 4
+
+
+def test_a_load_that_fails_ends_when_nothing_writes_to_the_tensors_any_more() -> None:
+    link = MeetingLink()
+    link.failure = ValueError("part 0 has 1 bytes per block")
+    link.free.clear()
+    threading.Timer(0.05, link.free.set).start()
+    with TensorClient(link, HostCopier()) as client:
+        with pytest.raises(ValueError, match="part 0 has 1 bytes"):
+            client.get_tensors_into(four())
+        assert sorted(link.read) == [1, 2]
+
+
 def test_a_computation_that_fails_puts_nothing_more() -> None:
     link = WatchedLink()
     link.free.clear()

@@ -1,7 +1,8 @@
 """Which kinds of cache groups ran, with which vLLM and on what: the table of docs/vllm.md.
 
 Tests note what they ran, if KVROUTER_COMPATIBILITY names a folder. As a command, this compares the
-table with such notes; with --write, it writes the table:
+table with such notes, but for columns that have none, such as that of GPUs on a machine without
+one; with --write, it writes the table:
 
     python -m tests.vllm.compatibility FOLDER [--write]
 """
@@ -49,6 +50,18 @@ def notes(folder: Path) -> dict[tuple[str, str, str], str]:
     return {(groups, series, how): said for groups, series, how, said in found}
 
 
+def kept(said: str, found: dict[tuple[str, str, str], str]) -> dict[tuple[str, str, str], str]:
+    """What a table says in those columns of which the notes say nothing."""
+    noted = {(series, how) for _, series, how in found}
+    rows = (line.strip("|").split("|") for line in said.strip().splitlines()[2:])
+    return {
+        (groups, *column): cell
+        for groups, _, *cells in rows
+        for column, cell in zip(COLUMNS, cells, strict=True)
+        if column not in noted
+    }
+
+
 def table(found: dict[tuple[str, str, str], str]) -> str:
     """Markdown: a row for each kind of groups, a column for each vLLM and what ran of it."""
     head = ["Cache groups", "Model", *(f"{series}, {how}" for series, how in COLUMNS)]
@@ -69,7 +82,8 @@ def main(folder: str, *flags: str) -> int:
     text = PAGE.read_text()
     head, _, rest = text.partition(BEGIN)
     said, _, tail = rest.partition(END)
-    now = table(notes(Path(folder)))
+    found = notes(Path(folder))
+    now = table(found | kept(said, found))
     if flags == ("--write",):
         PAGE.write_text(f"{head}{BEGIN}\n{now}\n{END}{tail}")
         return 0

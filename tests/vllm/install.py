@@ -20,11 +20,13 @@ def install_into(python: Path) -> Path | None:
     """Install kvrouter-store unless it is installed. Returns what engines need beside that.
 
     For development, KVROUTER_VLLM_SITE names a folder to put onto the engines' PYTHONPATH instead;
-    nothing is installed then.
+    nothing is installed then, nor into the Python that runs this: there it is (.ci/gpu-check).
     """
     site = os.environ.get("KVROUTER_VLLM_SITE")
     if site:
         return Path(site)
+    if python == Path(sys.executable):
+        return None
     key = _source_key()
     marker = cache_folder() / f"installed-{sha256(str(python).encode()).hexdigest()[:16]}"
     marker.parent.mkdir(parents=True, exist_ok=True)

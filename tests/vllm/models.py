@@ -92,9 +92,9 @@ DEEPSEEK = Recipe(
     | {
         "kv_lora_rank": 512,
         "q_lora_rank": None,
-        "qk_nope_head_dim": 64,
+        "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
-        "v_head_dim": 64,
+        "v_head_dim": 128,
         "num_key_value_heads": 4,
         "first_k_dense_replace": 4,
     },

@@ -3,9 +3,9 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 R = TypeVar("R")
@@ -13,18 +13,28 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[R]):
-    """A transfer that ended: what it returned (None where it raised), and how long it took."""
+    """A transfer that ended: what its works returned, and seconds since it was submitted.
+
+    A work that raised, or was not begun before close(), returned nothing.
+    """
 
     job_id: int
-    result: R | None
+    results: list[R]
     seconds: float
+
+
+@dataclass
+class _Transfer(Generic[R]):
+    job_id: int
+    open: int  # works that have not ended
+    begun: float = field(default_factory=time.monotonic)
+    results: list[R] = field(default_factory=list)
 
 
 class Transfers(Generic[R]):
     """Runs transfers in threads of its own; its methods are for one thread.
 
-    Every transfer that was submitted is finished once: also one that raises, and one that close()
-    found not begun.
+    Every transfer that was submitted is finished once, when the last of its works has ended.
 
     news: set whenever one has finished.
     """
@@ -36,19 +46,22 @@ class Transfers(Generic[R]):
         self._lock = threading.Lock()
         self._news = news
 
-    def submit(self, job_id: int, transfer: Callable[[], R]) -> None:
-        """Have it done; returns at once."""
-        future = self._pool.submit(self._run, job_id, transfer)
+    def submit(self, job_id: int, works: Sequence[Callable[[], Sequence[R]]]) -> None:
+        """Have it done, with as many works at a time as there are threads; returns at once."""
+        works = works or [tuple]  # nothing to do is finished too
+        transfer: _Transfer[R] = _Transfer(job_id, len(works))
+        futures = [self._pool.submit(self._run, transfer, work) for work in works]
         with self._lock:
-            self._running.add(future)
-        future.add_done_callback(lambda done: self._ended(job_id, done))
+            self._running.update(futures)
+        for future in futures:
+            future.add_done_callback(lambda done: self._ended(transfer, done))
 
     def take(self) -> list[Finished[R]]:
         """What has finished since the last call."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def drain(self) -> None:
-        """Wait until nothing runs or waits: each transfer has a deadline of its own."""
+        """Wait until nothing runs or waits: each work has a deadline of its own."""
         with self._lock:
             running = list(self._running)
         wait(running)
@@ -57,20 +70,25 @@ class Transfers(Generic[R]):
         """Let what runs end, begin nothing more, and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job_id: int, transfer: Callable[[], R]) -> None:
-        begun = time.monotonic()
-        result = None
+    def _run(self, transfer: _Transfer[R], work: Callable[[], Sequence[R]]) -> None:
+        results: Sequence[R] = ()
         try:
-            result = transfer()
+            results = work()
         finally:
-            self._end(Finished(job_id, result, time.monotonic() - begun))
+            self._end(transfer, results)
 
-    def _ended(self, job_id: int, done: Future[None]) -> None:
+    def _ended(self, transfer: _Transfer[R], done: Future[None]) -> None:
         if done.cancelled():
-            self._end(Finished(job_id, None, 0.0))
+            self._end(transfer, ())
         with self._lock:
             self._running.discard(done)
 
-    def _end(self, finished: Finished[R]) -> None:
-        self._finished.append(finished)
+    def _end(self, transfer: _Transfer[R], results: Sequence[R]) -> None:
+        with self._lock:
+            transfer.results += results
+            transfer.open -= 1
+            if transfer.open:
+                return
+        seconds = time.monotonic() - transfer.begun
+        self._finished.append(Finished(transfer.job_id, transfer.results, seconds))
         self._news.set()

@@ -5,8 +5,10 @@ docs/torch.md has an example.
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from kvrouter_store._core import BlockStatus, Segments
@@ -15,6 +17,8 @@ from kvrouter_store.errors import DeadlineExceeded, StoreClosed
 from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.tensors.base import Copier, CopyFailed, NoRoom, Staging
 from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
+
+READS = 4  # from the store at a time: one thread copies less than a GPU takes
 
 
 class Link(Protocol):
@@ -68,7 +72,7 @@ class _Job:
 
 
 class TensorClient:
-    """Puts and gets for one engine. Owns `copier` and a thread that puts; close() ends both.
+    """Puts and gets for one engine. Owns `copier` and threads; close() ends them.
 
     Each wait for room in host memory, for a copy or for the last put ends within `deadline_s`
     seconds; operations on the store have the deadline of `link`, which stays the caller's.
@@ -80,6 +84,7 @@ class TensorClient:
         self._copier = copier
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
+        self._readers = ThreadPoolExecutor(READS, thread_name_prefix="kvstore-tensors-read")
         self._thread = threading.Thread(target=self._run, name="kvstore-tensors", daemon=True)
         self._thread.start()
 
@@ -93,16 +98,8 @@ class TensorClient:
 
         The memory of those after them holds anything. Raises CopyFailed, NoRoom.
         """
-        came = len(blocks.span)
-        for layer, tensors in enumerate(blocks.layers):
-            most = self._copier.most_blocks(tensors)
-            for first in range(0, came, most):
-                some = blocks.part(first, min(first + most, came))
-                loaded = self._load(layer, some)
-                if loaded < len(some.span):
-                    came = first + loaded
-                    break
-        return came
+        self._check_open()
+        return _Load(self._link, self._copier, self._readers, self.deadline_s, blocks).run()
 
     def close(self) -> None:
         """Let the puts that wait end, then end the thread and the copier."""
@@ -110,6 +107,7 @@ class TensorClient:
             self._closed = True
             self._jobs.put(None)
             self._thread.join(self.deadline_s)
+            self._readers.shutdown()
             if not self._thread.is_alive():  # else it may still read what the copier owns
                 self._copier.close()
 
@@ -122,17 +120,6 @@ class TensorClient:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed("the tensor client was closed")
-
-    def _load(self, layer: int, some: Blocks) -> int:
-        """The same for blocks of one layer that fit into one staging."""
-        staging = self._copier.stage(some.layers[layer], some.indices, self.deadline_s)
-        try:
-            wanted = layer, some.hashes, some.span, segments(staging.memory), staging.indices
-            loaded = leading([status is BlockStatus.OK for status in self._link.get_into(*wanted)])
-            staging.deliver(loaded, self.deadline_s)
-        finally:
-            staging.release()
-        return loaded
 
     def _begin(self, put: "LayerwisePut", layer: int) -> None:
         """Begin to copy a layer, in the caller's thread; the rest is the own thread's."""
@@ -171,6 +158,77 @@ class TensorClient:
         wanted = job.layer, some.hashes, some.span, segments(staging.memory), staging.indices
         done = self._link.put(*wanted)
         return [status in THERE for status in done.statuses] if done is not None else []
+
+
+@dataclass
+class _Read:
+    first: int  # place in the span
+    blocks: int
+    staging: Staging
+    statuses: Future[list[BlockStatus]]
+
+
+@dataclass
+class _Load:
+    """Reads pieces from the store, layer by layer, in threads; those that came are delivered.
+
+    `run` is for one thread, once: what it has queued on a device comes before what is delivered.
+    """
+
+    link: Link
+    copier: Copier
+    readers: ThreadPoolExecutor
+    deadline_s: float
+    blocks: Blocks
+    came: int = 0
+    reads: deque[_Read] = field(default_factory=deque)
+
+    def run(self) -> int:
+        self.came = len(self.blocks.span)
+        try:
+            for layer, tensors in enumerate(self.blocks.layers):
+                most = self.copier.most_blocks(tensors)
+                for first in range(0, self.came, most):
+                    self._read(layer, first, most)
+            while self.reads:
+                self._deliver()
+        finally:
+            wait([read.statuses for read in self.reads])
+            for read in self.reads:
+                read.staging.release()
+        return self.came
+
+    def _read(self, layer: int, first: int, most: int) -> None:
+        """Begin to read a piece; where there is no room, after one that was begun before."""
+        while len((some := self.blocks.part(first, min(first + most, self.came))).indices):
+            staging = self._room(layer, some)
+            if staging is not None:
+                wanted = layer, some.hashes, some.span, segments(staging.memory), staging.indices
+                statuses = self.readers.submit(self.link.get_into, *wanted)
+                self.reads.append(_Read(first, len(some.span), staging, statuses))
+                return
+            self._deliver()
+
+    def _room(self, layer: int, some: Blocks) -> Staging | None:
+        """None where a piece that is read holds it up. Raises NoRoom where others do."""
+        if len(self.reads) == READS:
+            return None
+        patience = 0.0 if self.reads else self.deadline_s
+        try:
+            return self.copier.stage(some.layers[layer], some.indices, patience)
+        except NoRoom:
+            if not self.reads:
+                raise
+            return None
+
+    def _deliver(self) -> None:
+        """The oldest piece: wait for it, and copy what came into the tensors."""
+        read = self.reads[0]
+        came = leading([status is BlockStatus.OK for status in read.statuses.result()])
+        read.staging.deliver(came, self.deadline_s)
+        self.reads.popleft().staging.release()
+        if came < read.blocks:
+            self.came = min(self.came, read.first + came)
 
 
 class LayerwisePut:

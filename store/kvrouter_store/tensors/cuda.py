@@ -1,4 +1,4 @@
-"""CUDA: a stream of its own and pinned memory. Not run on a GPU by this project's tests."""
+"""CUDA: a stream of its own and pinned memory. `make gpu-check` runs it; CI has no GPU."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -36,10 +36,13 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kvrouter_store.connectors.vllm_tier import tier as tier_module
+
 TOKENS = 16
 BLOCK_BYTES = 64 << 10
 CHUNKS = 8  # of vLLM's own memory: fewer than a story's chain has
 PATIENCE_S = 30.0
+tier_module.PIECE_BYTES = 2 * BLOCK_BYTES  # several threads move what a story moves
 
 
 def config_of(tier: dict[str, Any], engine: str) -> OffloadingConfig:

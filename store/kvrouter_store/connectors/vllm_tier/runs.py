@@ -1,7 +1,7 @@
 """The chunks of one of vLLM's transfer jobs, as the store names them. Moves no bytes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -61,6 +61,17 @@ def runs_of(
     if remember:
         context.set_state(stored)
     return runs
+
+
+def cut(run: Run, most: int) -> Iterator[Run]:
+    """The run in pieces of at most so many chunks, each with the chain up to its end."""
+    for first in range(0, len(run.keys), most):
+        piece = slice(first, first + most)
+        span = run.span[piece]
+        chain = run.chain[: span.stop * HASH_BYTES]
+        yield replace(
+            run, keys=run.keys[piece], chain=chain, span=span, chunk_ids=run.chunk_ids[piece]
+        )
 
 
 def _run(keys: list[OffloadKey], node: str, slots: dict[OffloadKey, int], parent: bytes) -> Run:

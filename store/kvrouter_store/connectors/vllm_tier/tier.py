@@ -41,13 +41,14 @@ from kvrouter_store.connectors.transfers import Finished, Transfers
 from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
-from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
+from kvrouter_store.connectors.vllm_tier.runs import Run, cut, runs_of
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")
 
 THREADS = 4
+PIECE_BYTES = 32 << 20  # of a transfer, which one thread moves at a time
 PART = 0
 
 
@@ -83,9 +84,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._manifests, self._renewals = manifests, 0
         self._news = threading.Event()
         self.memory = _segments_of(primary_kv_view)
-        self._transfers: Transfers[list[OffloadKey]] = Transfers(
-            threads, "kvstore-tier", self._news
-        )
+        self._transfers: Transfers[OffloadKey] = Transfers(threads, "kvstore-tier", self._news)
         self._lookups = ChunkLookups(tier_type, self.links, self._news)
         self.node = settings.node
         self._neighbours = Neighbours(
@@ -124,15 +123,14 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Put chunks; those in the store are not sent again."""
-        runs = runs_of(job_metadata, remember=True)
-        self._submit(job_metadata, lambda: [key for run in runs for key in self._store(run)])
+        self._submit(job_metadata, self._store, runs_of(job_metadata, remember=True))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Get chunks into vLLM's memory, each checked against its digest."""
         context = job_metadata.req_context
         runs = runs_of(job_metadata, partial(self.arrivals.node_of, context=context))
         self._brought.setdefault(context.req_id, set()).update(job_metadata.keys)
-        self._submit(job_metadata, lambda: [key for run in runs for key in self._load(run)])
+        self._submit(job_metadata, self._load, runs)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """The jobs that ended; of a load that failed in part, which chunks came."""
@@ -193,9 +191,14 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         for link in self.links.values():
             link.close()
 
-    def _submit(self, job: TransferJob, transfer: Callable[[], list[OffloadKey]]) -> None:
+    def _submit(
+        self, job: TransferJob, move: Callable[[Run], list[OffloadKey]], runs: list[Run]
+    ) -> None:
+        """A thread copies less than a host's memory gives: a long run is work for several."""
+        most = max(1, PIECE_BYTES // self.block_size_bytes)
+        pieces = [piece for run in runs for piece in cut(run, most)]
         self._jobs[job.job_id] = job
-        self._transfers.submit(job.job_id, transfer)
+        self._transfers.submit(job.job_id, [partial(move, piece) for piece in pieces])
 
     def _store(self, run: Run) -> list[OffloadKey]:
         """The chunks of the run that the store has now; what it had before is not sent again."""
@@ -232,8 +235,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             log.warning("%s: %s", run.node, error)
             return [BlockStatus.MISSING] * len(run.span)
 
-    def _result(self, done: Finished[list[OffloadKey]]) -> JobResult:
-        job, moved = self._jobs.pop(done.job_id), done.result or []
+    def _result(self, done: Finished[OffloadKey]) -> JobResult:
+        job, moved = self._jobs.pop(done.job_id), done.results
         success = len(moved) == len(job.keys)
         if job.is_promotion and not success:
             # Or vLLM would ask for what cannot be had again and again.
