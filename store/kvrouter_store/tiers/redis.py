@@ -113,30 +113,23 @@ class RedisTier:
 
         what: of each key, what the call over a link is told.
         """
-        from redis.exceptions import RedisError  # noqa: PLC0415
-
-        links = self._links
-        if links is None:
+        if self._links is None:
             raise TierAway("it is not connected")
-        try:
-            groups = await self._by_master(keys)
-        except (RedisError, OSError) as error:
-            raise TierAway(str(error)) from None
+        groups = await self._by_master(keys)
         calls = [
-            links.call(server, call, [what[k] for k in group]) for server, group in groups.items()
+            self._links.call(server, call, [what[k] for k in group])
+            for server, group in groups.items()
         ]
         answers, errors = [lost] * len(keys), []
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         for group, outcome in zip(groups.values(), outcomes, strict=True):
-            if isinstance(outcome, RedisError | OSError):
-                errors.append(outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
+            if isinstance(outcome, BaseException):
+                errors.append(_away(outcome))
             else:
                 for k, answer in zip(group, outcome, strict=True):
                     answers[k] = answer
         if errors and len(errors) == len(groups):
-            raise TierAway(str(errors[0]))
+            raise errors[0]
         if errors:
             self._read_map_soon()
         return answers
@@ -145,7 +138,10 @@ class RedisTier:
         """The places of keys, by their master."""
         if self._map is None:
             return {None: range(len(keys))}
-        await _begin(self._map)
+        try:
+            await _begin(self._map)
+        except Exception as error:
+            raise _away(error) from None
         groups: defaultdict[Server, list[int]] = defaultdict(list)
         for k, key in enumerate(keys):
             master: Any = self._map.get_node_from_key(key)  # or SlotNotCoveredError
@@ -186,6 +182,15 @@ class RedisTier:
         if self._map is not None and time.monotonic() - self._read_at > MAP_PAUSE_S:
             self._read_at = time.monotonic()
             self._reading = asyncio.create_task(read(self._map))
+
+
+def _away(error: BaseException) -> TierAway:
+    """What a server's failure means. Raises what is none."""
+    from redis.exceptions import RedisError  # noqa: PLC0415
+
+    if not isinstance(error, RedisError | OSError):
+        raise error
+    return TierAway(str(error))
 
 
 async def _begin(client: RedisCluster) -> None:
