@@ -26,7 +26,7 @@ from typing import Any
 from tests.vllm.engines import ON_GPU, Engine, EngineOptions, running, transfer_config
 from tests.vllm.install import install_into
 from tests.vllm.models import MID, TINY, model_folder
-from tests.vllm.services import Service, start_router, start_store
+from tests.vllm.services import start_router, start_store
 
 from benchmarks.arguments import parser_of
 from benchmarks.dispatch import first_token
