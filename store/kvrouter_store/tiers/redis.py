@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from kvrouter_store.tiers.base import (
@@ -24,19 +25,27 @@ from kvrouter_store.tiers.base import (
     check_package,
     shown,
 )
+from kvrouter_store.tiers.redis_link import RedisLink, RedisLinks, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from redis.asyncio import Redis
     from redis.asyncio.cluster import RedisCluster
 
 ANSWER_TIMEOUT_S: Final = 0.4
 """Of one server, less than a tier's deadline: the answers of other masters still count."""
 MAP_PAUSE_S: Final = 1.0
 """Between two readings of the cluster's map, while a master is away."""
+OPTIONS: Final[dict[str, Any]] = {
+    "socket_timeout": ANSWER_TIMEOUT_S,
+    "socket_connect_timeout": ANSWER_TIMEOUT_S,
+    "protocol": 2,
+    "client_name": "kvrouter",
+}
 PROBES: Final = [f"kvrouter:{number}" for number in range(64)]
 """Keys of all masters of a cluster: one of them must answer."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RedisTier:
@@ -47,158 +56,141 @@ class RedisTier:
         self.name = shown(url)
         self._cluster = urlsplit(url).scheme.endswith("+cluster")
         self._urls, ttl = _read(url, self.name)
-        self._expiry = ("EX", ttl) if ttl else ()
-        self._client: Redis | RedisCluster | None = None
-        self._memory: Memory | None = None
-        self._copies: list[bytearray] = []
-        self._map_at = 0.0
-        self._map: asyncio.Task[None] | None = None
+        self._expiry = ("EX", str(ttl)) if ttl else ()
+        self._links: RedisLinks | None = None
+        self._map: RedisCluster | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at = 0.0
 
     async def start(self, memory: Memory) -> None:
-        """Make a client, and have a server answer."""
-        self._memory = memory
-        self._client = self._connect()
+        """Have a server answer."""
+        self._links = RedisLinks(self._connection, memory.view, self._read_map_soon)
+        self._map = self._cluster_map() if self._cluster else None
         await self.holds(PROBES)
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:
         """By EXISTS."""
-        return [found == 1 for found in await self._ask([("EXISTS", key) for key in keys])]
+        return await self._at_masters(keys, keys, RedisLink.holds, False)
 
     async def load(self, items: Sequence[Item]) -> list[TierStatus]:
-        """By GET. The memory is written here, after the answer."""
-        values = await self._ask([("GET", item.key) for item in items])
-        return [self._take(item, value) for item, value in zip(items, values, strict=True)]
+        """By GET."""
+        keys = [item.key for item in items]
+        return await self._at_masters(keys, items, RedisLink.load, TierStatus.FAILED)
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
-        """By SET. A copy is sent: a connection that is closed may still send for a while.
+        """By SET."""
 
-        Its memory is used again after all answers: getting more would take longer than the copy.
-        """
-        assert self._memory is not None
-        size = sum(item.size for item in items)
-        copy = self._copies.pop() if self._copies else bytearray()
-        if len(copy) < size:
-            copy = bytearray(size)
-        values = zip(items, _copied(self._memory.view, items, copy), strict=True)
-        answers = await self._ask([("SET", item.key, one, *self._expiry) for item, one in values])
-        refused = [isinstance(answer, Exception) for answer in answers]
-        if not any(refused):
-            self._copies.append(copy)
-        return [TierStatus.FAILED if one else TierStatus.OK for one in refused]
+        def store(link: RedisLink, some: Sequence[Item]) -> list[TierStatus]:
+            return link.store(some, self._expiry)
+
+        keys = [item.key for item in items]
+        return await self._at_masters(keys, items, store, TierStatus.FAILED)
 
     async def drop(self, keys: Sequence[str]) -> None:
         """By DEL."""
-        await self._ask([("DEL", key) for key in keys])
+        await self._at_masters(keys, keys, RedisLink.drop, b"")
 
     async def stop(self) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
+        links, self._links = self._links, None
+        if self._reading is not None:
+            self._reading.cancel()
+        if links is not None:
+            links.close()
         if self._map is not None:
-            self._map.cancel()
-        if client is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    await client.aclose()
+                    await self._map.aclose()
 
-    def _take(self, item: Item, value: object) -> TierStatus:
-        if value is None:
-            return TierStatus.MISSING
-        if self._memory is None or not isinstance(value, bytes) or len(value) != item.size:
-            return TierStatus.FAILED
-        self._memory.view[item.at : item.at + item.size] = value
-        return TierStatus.OK
+    async def _at_masters(
+        self,
+        keys: Sequence[str],
+        what: Sequence[T],
+        call: Callable[[RedisLink, Sequence[T]], Sequence[R]],
+        lost: R,
+    ) -> list[R]:
+        """The answer for each key, or `lost`, of the master of each: one's failure does not spread.
 
-    async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answer to each command, or the exception that came instead."""
-        from redis.exceptions import (  # noqa: PLC0415
-            ClusterDownError,
-            ConnectionError,
-            RedisError,
-            TimeoutError,
-        )
-
-        client = self._client
-        if client is None:
+        what: of each key, what the call over a link is told.
+        """
+        if self._links is None:
             raise TierAway("it is not connected")
-        try:
-            groups = await self._by_master(client, commands)
-        except (RedisError, OSError) as error:
-            raise TierAway(str(error)) from None
-        answers: list[Any] = [None] * len(commands)
-
-        async def ask(group: Sequence[int]) -> None:
-            pipeline = client.pipeline() if self._cluster else client.pipeline(transaction=False)
-            for k in group:
-                pipeline.execute_command(*commands[k])
-            try:
-                found = await pipeline.execute(raise_on_error=False)
-            except (RedisError, OSError) as error:
-                found = [error] * len(group)
-            for k, answer in zip(group, found, strict=True):
-                answers[k] = answer
-
-        await asyncio.gather(*map(ask, groups))
-        gone = (ConnectionError, TimeoutError, ClusterDownError, OSError)
-        lost = [answer for answer in answers if isinstance(answer, gone)]
-        if lost and len(lost) == len(answers):
-            raise TierAway(str(lost[0]))
-        if lost:
-            self._read_map_soon(client)
+        groups = await self._by_master(keys)
+        calls = [
+            self._links.call(server, call, [what[k] for k in group])
+            for server, group in groups.items()
+        ]
+        answers, errors = [lost] * len(keys), []
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for group, outcome in zip(groups.values(), outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                errors.append(_away(outcome))
+            else:
+                for k, answer in zip(group, outcome, strict=True):
+                    answers[k] = answer
+        if errors and len(errors) == len(groups):
+            raise errors[0]
+        if errors:
+            self._read_map_soon()
         return answers
 
-    async def _by_master(
-        self, client: Any, commands: Sequence[tuple[Any, ...]]
-    ) -> list[Sequence[int]]:
-        """The places of commands, each group for one master, that one's failure may not spread."""
-        if not self._cluster:
-            return [range(len(commands))]
-        await _begin(client)
-        groups: dict[str, list[int]] = {}
-        for k, command in enumerate(commands):
-            groups.setdefault(client.get_node_from_key(command[1]).name, []).append(k)
-        return list(groups.values())
+    async def _by_master(self, keys: Sequence[str]) -> dict[Server, Sequence[int]]:
+        """The places of keys, by their master."""
+        if self._map is None:
+            return {None: range(len(keys))}
+        try:
+            await _begin(self._map)
+        except Exception as error:
+            raise _away(error) from None
+        groups: defaultdict[Server, list[int]] = defaultdict(list)
+        for k, key in enumerate(keys):
+            master: Any = self._map.get_node_from_key(key)  # or SlotNotCoveredError
+            groups[master.host, master.port].append(k)
+        return dict(groups)
 
-    def _connect(self) -> Redis | RedisCluster:
-        from redis.asyncio import Redis  # noqa: PLC0415
+    def _cluster_map(self) -> RedisCluster:
         from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
         from redis.asyncio.connection import parse_url  # noqa: PLC0415
         from redis.asyncio.retry import Retry  # noqa: PLC0415
         from redis.backoff import NoBackoff  # noqa: PLC0415
 
-        options: dict[str, Any] = {
-            "socket_timeout": ANSWER_TIMEOUT_S,
-            "socket_connect_timeout": ANSWER_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-            "client_name": "kvrouter",
-        }
-        if not self._cluster:
-            return Redis.from_url(self._urls[0], **options)
         places = [parse_url(url) for url in self._urls]
-        nodes = [ClusterNode(str(one["host"]), one.get("port", 6379)) for one in places]
         return RedisCluster.from_url(
-            self._urls[0], startup_nodes=nodes, require_full_coverage=False, **options
+            self._urls[0],
+            startup_nodes=[ClusterNode(str(one["host"]), one.get("port", 6379)) for one in places],
+            require_full_coverage=False,
+            retry=Retry(NoBackoff(), 0),
+            **OPTIONS,
         )
 
-    def _read_map_soon(self, client: Any) -> None:
-        """A replica may have become the master of what was lost."""
+    def _connection(self, server: Server) -> Any:
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+        from redis.connection import ConnectionPool  # noqa: PLC0415
+        from redis.retry import Retry  # noqa: PLC0415
 
-        async def read() -> None:
+        pool = ConnectionPool.from_url(self._urls[0], **OPTIONS, retry=Retry(NoBackoff(), 0))
+        place = {} if server is None else {"host": server[0], "port": server[1]}
+        return pool.connection_class(**pool.connection_kwargs | place)
+
+    def _read_map_soon(self) -> None:
+        """A replica may have become the master of what was lost, or a slot has moved."""
+
+        async def read(known: RedisCluster) -> None:
             with contextlib.suppress(Exception):
-                await client.nodes_manager.initialize()
+                await known.nodes_manager.initialize()
 
-        if time.monotonic() - self._map_at > MAP_PAUSE_S:
-            self._map_at = time.monotonic()
-            self._map = asyncio.create_task(read())
+        if self._map is not None and time.monotonic() - self._read_at > MAP_PAUSE_S:
+            self._read_at = time.monotonic()
+            self._reading = asyncio.create_task(read(self._map))
 
 
-def _copied(view: memoryview, items: Sequence[Item], copy: bytearray) -> Iterator[memoryview]:
-    at, room = 0, memoryview(copy)
-    for item in items:
-        value = room[at : at + item.size]
-        value[:] = view[item.at : item.at + item.size]
-        yield value
-        at += item.size
+def _away(error: BaseException) -> TierAway:
+    """What a server's failure means. Raises what is none."""
+    from redis.exceptions import RedisError  # noqa: PLC0415
+
+    if not isinstance(error, RedisError | OSError):
+        raise error
+    return TierAway(str(error))
 
 
 async def _begin(client: RedisCluster) -> None:

@@ -179,21 +179,30 @@ async def test_a_process_that_dies_fails_its_calls_and_is_made_again(
         await until(lambda: guard.up)
 
 
-@pytest.mark.mooncake
 async def test_a_call_that_hangs_writes_nothing_after_it_was_given_up(
-    mooncake: MooncakeStore, memory: Memory
+    server: RedisServer | MooncakeStore, memory: Memory
 ) -> None:
-    tier = Isolated(mooncake.url)
+    tier = open_tier(server.url)
     await tier.start(memory)
     items = values(memory, 1 << 20, 2)
     await tier.store(items)
-    mooncake.stall()
+    server.stall()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await tier.load(items)
     memory.view[:] = bytes(len(memory.view))
-    mooncake.resume()
+    server.resume()
+    await tier.stop()
     await tier.start(memory)
     assert await tier.holds([items[0].key]) == [True]
     assert not any(memory.view)
     await tier.stop()
+
+
+async def test_redis_may_close_connections_that_wait(redis: RedisServer, memory: Memory) -> None:
+    async with guarded(redis.url, memory) as guard:
+        items = values(memory, 1000)
+        assert await guard.store(items) == [OK] * 3
+        redis.command("CLIENT", "KILL", "TYPE", "normal")
+        assert await guard.load(items) == [OK] * 3
+        assert guard.up

@@ -1,0 +1,231 @@
+"""Values between a Redis server and the tier's memory: sent from there, and received into it.
+
+redis-py makes the connection (TLS, password, database). Its pipelines copy what they send once and
+what they get several times, while they hold Python's lock; here only the kernel copies.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from kvrouter_store.tiers.base import Item, TierStatus
+from kvrouter_store.tiers.completion import complete
+
+CALLS: Final = 16
+"""At a time: of each batch, one for each master of a cluster."""
+IOV_MAX: Final = 1024
+AHEAD_BYTES: Final = 4096
+"""What is received together with a line, to be copied."""
+AWAY: Final = (b"-LOADING", b"-CLUSTERDOWN", b"-MASTERDOWN")
+"""Errors of a server that can answer nothing now."""
+MOVED: Final = (b"-MOVED", b"-ASK")
+NIL: Final = (b"$-1", b"_")
+CLOSED: Final = "the server has closed the connection"
+Server = tuple[str, int] | None
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class RedisLink:
+    """One connection. Its calls block, one at a time; OSError or RedisError: it is of no more use.
+
+    connection: of redis-py's blocking client, not connected, with protocol 2.
+
+    Attributes:
+        moved: whether a server has said that another one has a key.
+    """
+
+    def __init__(self, connection: Any, view: memoryview) -> None:
+        self._connection = connection
+        self._view = view
+        self._socket: socket.socket | None = None
+        self._flags = 0
+        self._ahead = b""
+        self.moved = False
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """EXISTS each."""
+        self._send([_command("EXISTS", key) for key in keys])
+        return [self._line() == b":1" for _ in keys]
+
+    def drop(self, keys: Sequence[str]) -> list[bytes]:
+        """DEL each."""
+        self._send([_command("DEL", key) for key in keys])
+        return [self._line() for _ in keys]
+
+    def store(self, items: Sequence[Item], expiry: Sequence[str]) -> list[TierStatus]:
+        """SET each. `expiry`: further words."""
+        begin = b"*%d\r\n%b" % (3 + len(expiry), _word("SET"))
+        end = b"\r\n" + b"".join(map(_word, expiry))
+        data: list[bytes | memoryview] = []
+        for item in items:
+            data.append(b"%b%b$%d\r\n" % (begin, _word(item.key), item.size))
+            data += [self._view[item.at : item.at + item.size], end]
+        self._send(data)
+        return [TierStatus.OK if self._line() == b"+OK" else TierStatus.FAILED for _ in items]
+
+    def load(self, items: Sequence[Item]) -> list[TierStatus]:
+        """GET each."""
+        self._send([_command("GET", item.key) for item in items])
+        return [self._take(item) for item in items]
+
+    def alive(self) -> bool:
+        """Whether the server still has the connection, as far as this host knows."""
+        with contextlib.suppress(Exception):
+            return not self._connection.can_read()
+        return False
+
+    def cut(self) -> None:
+        """End the call that runs. Safe in any thread."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, when no call runs."""
+        self._connection.disconnect()
+
+    def _connected(self) -> socket.socket:
+        """The kernel watches the time: Python would ask before each call whether it would wait."""
+        if self._socket is None:
+            self._connection.connect()
+            self._socket = link = self._connection._sock
+            seconds, part = divmod(self._connection.socket_timeout, 1)
+            patience = struct.pack("@ll", int(seconds), int(part * 1e6))
+            link.settimeout(None)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+            self._flags = 0 if isinstance(link, ssl.SSLSocket) else socket.MSG_WAITALL
+        return self._socket
+
+    def _send(self, data: Sequence[bytes | memoryview]) -> None:
+        link = self._connected()
+        if isinstance(link, ssl.SSLSocket):
+            for piece in data:
+                link.sendall(piece)
+            return
+        left = deque(data)
+        while left:
+            sent = link.sendmsg(islice(left, IOV_MAX))
+            while left and sent >= len(left[0]):
+                sent -= len(left.popleft())
+            if sent:
+                left[0] = memoryview(left[0])[sent:]
+
+    def _take(self, item: Item) -> TierStatus:
+        line = self._line()
+        if line in NIL:
+            return TierStatus.MISSING
+        if line[:1] != b"$":
+            return TierStatus.FAILED
+        size = int(line[1:])
+        if size != item.size:
+            self._skip(size + 2)
+            return TierStatus.FAILED
+        self._fill(self._view[item.at : item.at + size])
+        self._skip(2)
+        return TierStatus.OK
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._ahead:
+            self._ahead += self._more()
+        line, _, self._ahead = self._ahead.partition(b"\r\n")
+        if line.startswith(AWAY):
+            raise ConnectionError(line[1:].decode(errors="replace"))
+        self.moved |= line.startswith(MOVED)
+        return line
+
+    def _fill(self, view: memoryview) -> None:
+        size = min(len(view), len(self._ahead))
+        view[:size], self._ahead = self._ahead[:size], self._ahead[size:]
+        while size < len(view):
+            received = self._connected().recv_into(view[size:], 0, self._flags)
+            if not received:
+                raise ConnectionError(CLOSED)
+            size += received
+
+    def _skip(self, size: int) -> None:
+        while size > len(self._ahead):
+            size -= len(self._ahead)
+            self._ahead = self._more()
+        self._ahead = self._ahead[size:]
+
+    def _more(self) -> bytes:
+        received = self._connected().recv(AHEAD_BYTES)
+        if not received:
+            raise ConnectionError(CLOSED)
+        return received
+
+
+def _word(word: str) -> bytes:
+    data = word.encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def _command(name: str, key: str) -> bytes:
+    return b"*2\r\n" + _word(name) + _word(key)
+
+
+class RedisLinks:
+    """Links to servers, each used by one call at a time, and the threads of calls. One event loop.
+
+    connect: makes a connection of redis-py to a server, HOST and port, or the only one.
+    moved: is called when a server has said that another one has a key.
+    """
+
+    def __init__(
+        self, connect: Callable[[Server], Any], view: memoryview, moved: Callable[[], None]
+    ) -> None:
+        self._connect = connect
+        self._view = view
+        self._moved = moved
+        self._idle: defaultdict[Server, list[RedisLink]] = defaultdict(list)
+        self._busy: set[RedisLink] = set()
+        self._threads = ThreadPoolExecutor(CALLS, "kvstore-redis")
+
+    async def call(self, server: Server, call: Callable[[RedisLink, T], R], what: T) -> R:
+        """The result of a call over a link. Once cancelled, it ends when nothing runs any more."""
+        link = self._idle_link(server) or RedisLink(self._connect(server), self._view)
+        self._busy.add(link)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, call, link, what)
+        try:
+            result = await asyncio.shield(work)
+        except BaseException as error:
+            link.cut()
+            await complete(asyncio.wait({work}))
+            link.close()
+            if isinstance(error, BlockingIOError):
+                raise TimeoutError("no answer in time") from None
+            raise
+        finally:
+            self._busy.remove(link)
+        if link.moved:
+            self._moved()
+            link.moved = False
+        self._idle[server].append(link)
+        return result
+
+    def close(self) -> None:
+        """End all links, and calls that run."""
+        for link in self._busy:
+            link.cut()
+        for links in self._idle.values():
+            for link in links:
+                link.close()
+        self._threads.shutdown(wait=False)
+
+    def _idle_link(self, server: Server) -> RedisLink | None:
+        links = self._idle[server]
+        while links:
+            link = links.pop()
+            if link.alive():
+                return link
+            link.close()
+        return None
