@@ -6,6 +6,7 @@ anyone else sees it.
 """
 
 import struct
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -15,6 +16,8 @@ from kvrouter_store.identity.block import Manifest
 MAGIC: Final = b"kvrouter"
 FORMAT: Final = 1
 KEY_PREFIX: Final = f"kvrouter:{FORMAT}:"
+REMEMBERED: Final = 4096
+"""Blocks whose names are known: each is asked for several times on its way."""
 _FIELDS: Final = struct.Struct("<8sIxxxxQ32s32sxxxx")
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CRC.size
@@ -32,8 +35,9 @@ class ValueNames:
         self._parts = [
             sha256(owner + manifest.spec.digest + part.digest) for part in manifest.parts
         ]
+        self.of = lru_cache(REMEMBERED)(self._of)
 
-    def of(self, block_hash: bytes) -> list[bytes]:
+    def _of(self, block_hash: bytes) -> list[bytes]:
         """The name of each part of a block."""
         names = []
         for begun in self._parts:

@@ -51,16 +51,17 @@ class Writer:
                 asyncio.to_thread(self._node.take, values, hashes, memory.address + at)
             )
             values.seal(memory, at, wanted)
-            places = range(at, at + len(wanted) * values.block_bytes, values.block_bytes)
+            items = values.items(at, hashes)
+            parts = len(items) // len(wanted)
             for tier, some in lacking.items():
-                items = [
+                chosen = [
                     item
-                    for each, place, good in zip(wanted, places, got, strict=True)
+                    for k, (each, good) in enumerate(zip(wanted, got, strict=True))
                     if good and each in some
-                    for item in values.items(place, [each.hash])
+                    for item in items[k * parts : (k + 1) * parts]
                 ]
-                if items:
-                    await tier.store(items)
+                if chosen:
+                    await tier.store(chosen)
 
 
 async def _lacking(tier: Guard, values: BlockValues, blocks: Sequence[Block]) -> set[Block]:
