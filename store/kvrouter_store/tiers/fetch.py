@@ -12,6 +12,8 @@ from kvrouter_store.tiers.completion import complete
 from kvrouter_store.tiers.guard import Guard
 from kvrouter_store.tiers.staging import Staging
 
+BATCHES = 2
+"""At a time, of a request."""
 log = logging.getLogger(__name__)
 
 
@@ -35,18 +37,23 @@ class Fetcher:
     async def bring(self, values: BlockValues, chain: BlockHashes, places: Sequence[int]) -> int:
         """Load the blocks at ascending places of a chain; how many leading ones the node has now.
 
-        Batch by batch, so that the node gets parents before their children.
+        While one batch is put into the node, the next comes from the tier.
         """
         there, step = 0, self._staging.chunk_bytes // values.block_bytes
+        turns = asyncio.Semaphore(BATCHES)
+
+        async def load(tier: Guard, batch: Sequence[int]) -> int:
+            async with turns:
+                return await self._load(tier, values, chain, batch)
+
         for tier in self._tiers:
             if there < len(places):
                 held = await _held(tier, values, [chain[place] for place in places[there:]])
                 wanted = places[there : there + held]
-                for at in range(0, held, step):
-                    batch = wanted[at : at + step]
-                    arrived = await self._load(tier, values, chain, batch)
+                batches = [wanted[at : at + step] for at in range(0, held, step)]
+                for arrived in await asyncio.gather(*(load(tier, batch) for batch in batches)):
                     there += arrived
-                    if arrived < len(batch):
+                    if arrived < step:
                         break
         return there
 
