@@ -5,7 +5,7 @@
 Put: an engine's client writes blocks to a node until its tier has all of them. Get: an engine's
 client reads them from a second, empty node, which has them from the tier. Alone: the library stores
 and loads values of the same size in batches of the same size, from and to its own memory (redis-py
-with hiredis in pipelines, on uvloop as in the node; Mooncake's batch calls on registered memory).
+with hiredis in pipelines, on uvloop, its fastest way; Mooncake's batch calls on registered memory).
 Both are done in pairs, A B B A; each pair has a ratio, and the median is to be 0.8. All processes
 are on this machine: only ratios can be compared. Mooncake needs KVROUTER_MOONCAKE, which
 `benchmarks/connectors/make_peer.sh mooncake python` prints, and its lib in LD_LIBRARY_PATH.
@@ -36,23 +36,27 @@ from kvrouter_store.tiers.staging import Staging
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": MIB}
 PAIRS = 5
+LOOK_S = 0.005
+"""Between two looks whether the last block is in the tier: each takes time from those measured."""
 
 
 class RedisAlone:
     """redis-py, of one server or a cluster: a pipeline for each batch."""
 
-    def __init__(self, url: str, size: int, batch: int) -> None:
+    def __init__(self, url: str, size: int, count: int) -> None:
         kind: Any = RedisCluster if "+cluster" in url else Redis
         self._client = kind.from_url(url.replace("+cluster", "").partition(",")[0], protocol=2)
-        self._values = [os.urandom(size) for _ in range(batch)]
+        self._values = [os.urandom(size) for _ in range(count)]
 
-    async def store(self, keys: Sequence[str]) -> None:
+    async def store(self, keys: Sequence[str], first: int) -> None:
         """SET each."""
-        await self._all([("SET", *pair) for pair in zip(keys, self._values, strict=False)])
+        values = self._values[first : first + len(keys)]
+        await self._all([("SET", *pair) for pair in zip(keys, values, strict=True)])
 
-    async def load(self, keys: Sequence[str]) -> None:
+    async def load(self, keys: Sequence[str], first: int) -> None:
         """GET each."""
-        if await self._all([("GET", key) for key in keys]) != self._values[: len(keys)]:
+        values = await self._all([("GET", key) for key in keys])
+        if values[-1] != self._values[first + len(keys) - 1]:
             raise RuntimeError("Redis alone did not return what it got")
 
     async def _all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -65,19 +69,23 @@ class RedisAlone:
 class MooncakeAlone:
     """Mooncake's client in this process: a batch call in a thread."""
 
-    def __init__(self, tier: Tier, size: int, stride: int) -> None:
-        self._tier, self._size, self._stride = tier, size, stride
+    def __init__(self, tier: Tier, size: int, stride: int, slots: int) -> None:
+        self._tier, self._size, self._stride, self._slots = tier, size, stride, slots
 
-    async def store(self, keys: Sequence[str]) -> None:
+    async def store(self, keys: Sequence[str], first: int) -> None:
         """By batch_put_from."""
-        self._check(await self._tier.store(self._items(keys)))
+        self._check(await self._tier.store(self._items(keys, first)))
 
-    async def load(self, keys: Sequence[str]) -> None:
+    async def load(self, keys: Sequence[str], first: int) -> None:
         """By batch_get_into."""
-        self._check(await self._tier.load(self._items(keys)))
+        self._check(await self._tier.load(self._items(keys, first)))
 
-    def _items(self, keys: Sequence[str]) -> list[Item]:
-        return [Item(key, k * self._stride, self._size) for k, key in enumerate(keys)]
+    def _items(self, keys: Sequence[str], first: int) -> list[Item]:
+        slots = [(first + k) % self._slots for k in range(len(keys))]
+        return [
+            Item(key, slot * self._stride, self._size)
+            for key, slot in zip(keys, slots, strict=True)
+        ]
 
     def _check(self, statuses: Sequence[TierStatus]) -> None:
         if set(statuses) != {TierStatus.OK}:
@@ -116,9 +124,9 @@ class Pairs:
         self._memory = staging.memory
         self._batch = staging.chunk_bytes // stride
         self._alone = (
-            RedisAlone(url, size, self._batch)
+            RedisAlone(url, size, blocks.count)
             if "redis" in url
-            else MooncakeAlone(self._tier, size, stride)
+            else MooncakeAlone(self._tier, size, stride, TIER_MEMORY // stride)
         )
 
     async def measure(self, rows: tuple[Row, Row], pairs: int) -> None:
@@ -144,7 +152,7 @@ class Pairs:
         write(self._writer, self._blocks, hashes)
         while True:
             while not all(await self._tier.holds(keys[-1:])):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(LOOK_S)
             put_s = time.perf_counter() - begun
             if all(await self._tier.holds(keys)):
                 break
@@ -161,11 +169,10 @@ class Pairs:
     async def _by_itself(self) -> tuple[float, float]:
         """Seconds in which the client alone stores and loads as much."""
         keys = self._blocks.keys(self._blocks.next())
-        batches = [keys[at : at + self._batch] for at in range(0, len(keys), self._batch)]
         times = [time.perf_counter()]
         for call in (self._alone.store, self._alone.load):
-            for some in batches:
-                await call(some)
+            for first in range(0, len(keys), self._batch):
+                await call(keys[first : first + self._batch], first)
             times.append(time.perf_counter())
         await self._tier.drop(keys)
         return times[1] - times[0], times[2] - times[1]
