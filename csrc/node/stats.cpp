@@ -91,6 +91,7 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add_times("landing_wait_ns", c.landing_waits);
   for (size_t i = 0; i < kOpNames.size(); ++i)
     list.add_times(std::string("operation_ns.") + kOpNames[i], c.operations[i]);
+  for (const auto& [name, up] : tier_asks_.up()) list.add("tier_up." + name, up ? 1 : 0);
   const Tenants& tenants = state_.options.tenants;
   for (uint32_t i = 1; i <= tenants.count(); ++i)
     if (!tenant || *tenant == i)

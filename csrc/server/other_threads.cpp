@@ -124,6 +124,11 @@ bool Server::answer_tier(uint64_t id, uint32_t found) {
   return node_->tier_asks().answer(id, found);
 }
 
+void Server::tell_tier(const std::string& name, bool up) {
+  const auto lock = enter();
+  if (node_ != nullptr) node_->tier_asks().tell(name, up);
+}
+
 int Server::offer_feed(size_t most) {
   const auto lock = enter();
   return node_ == nullptr ? -1 : node_->feeds().offer(most);

@@ -83,6 +83,7 @@ class Server {
   int offer_tiers(double timeout_s);
   std::vector<TierAsk> take_tier_asks();
   bool answer_tier(uint64_t id, uint32_t found);
+  void tell_tier(const std::string& name, bool up);
   // What this node holds, as it changes; see Feeds. offer_feed() returns a descriptor as above.
   int offer_feed(size_t most);
   void restart_feed(int feed);

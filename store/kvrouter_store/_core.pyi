@@ -839,6 +839,9 @@ class StoreServer:
         False: nothing waits for it any more.
         """
 
+    def tell_tier(self, name: str, up: bool) -> None:
+        """Have stats tell whether the tier of this name answers now."""
+
     def offer_feed(self, most: int) -> int:
         """Begin a feed that keeps what changes in the node, at most `most` blocks.
 

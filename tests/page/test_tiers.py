@@ -76,6 +76,21 @@ async def test_a_disk_that_is_bypassed_says_why() -> None:
     assert watch.card().tiers[1].note == "not used for now: slow"
 
 
+async def test_tiers_below_a_node_are_one_row_with_their_hits_and_the_names_of_those_away() -> None:
+    client, clock = FakeClient(), Clock()
+    watch = StoreWatch(client, clock)
+    below = {"hits_total.remote": 0, "misses_total.remote": 1, "tier_up.redis://a:1": 1}
+    client.told = {**MEMORY, **below}
+    await watch.poll()
+    clock.now_s = 2.0
+    client.told = {**client.told, "hits_total.remote": 5, "tier_up.mooncake://m": 0}
+    await watch.poll()
+    assert watch.card().tiers[1] == TierCard("remote", 0, 0, 0, 5, 0, 0, "away: mooncake://m")
+    client.told = {**client.told, "tier_up.mooncake://m": 1}
+    await watch.poll()
+    assert watch.card().tiers[1].note is None
+
+
 async def test_a_store_that_is_away_keeps_what_it_said_last_and_says_what_is_wrong() -> None:
     client = FakeClient()
     watch = StoreWatch(client, Clock())

@@ -18,9 +18,15 @@ PATIENCE_S = 60.0
 def begin(programs: ExitStack, command: Sequence[str]) -> dict[str, str]:
     """Start `kvrouter COMMAND`; the URLs that it prints when it is ready, by their scheme.
 
-    It is killed when `programs` are closed.
+    `patient-store` is a store that waits long for its tiers. They are killed when `programs` are
+    closed.
     """
-    program = [sys.executable, "-m", "kvrouter", *command]
+    patient = command[0] == "patient-store"
+    program = (
+        [sys.executable, "-m", "tests.fakes.patient_store", *command[1:]]
+        if patient
+        else [sys.executable, "-m", "kvrouter", *command]
+    )
     process = programs.enter_context(
         subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     )

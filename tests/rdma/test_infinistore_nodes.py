@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 from tests.fakes import store
 from tests.fakes.infinistore import InfiniStore
+from tests.fakes.patient_store import TIER_TIMEOUT_S
 from tests.fakes.store import chain_of, eventually
 from tests.rdma.programs import begin, metric
 from tests.rdma.rig import Control
@@ -16,7 +17,7 @@ from kvrouter_store.client.blocking import StoreClient
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(400)]
 HERE, THERE = "10.77.0.1", "10.77.0.2"
-CALL_S, PATIENCE_S = 30.0, 240.0
+CALL_S, PATIENCE_S = TIER_TIMEOUT_S, 240.0
 BLOCKS, BLOCK_BYTES = 40, 64 << 10
 MANIFEST = store.manifest_of(BLOCK_BYTES)
 POOL = "4MiB"  # less than two chains
@@ -56,12 +57,12 @@ def stored(node: Node) -> float:
 def nodes(infinistore: InfiniStore, hands: Callable[[], Control]) -> Iterator[tuple[Node, Node]]:
     """A node on this machine and one on the other, over the same server."""
     flags = ["--port", "0", "--http-port", "0", "--memory", POOL, "--rdma", "off"]
-    flags += ["--tier", infinistore.url, "--tier-memory", "4MiB", "--tier-timeout", str(CALL_S)]
+    flags += ["--tier", infinistore.url, "--tier-memory", "4MiB"]
     flags += ["--insecure", "--unix-socket", "none"]
     with ExitStack() as programs:
         link = hands()
-        link.send(op="run", command=["store", "--host", THERE, *flags])
-        first = begin(programs, ["store", "--host", HERE, *flags])
+        link.send(op="run", command=["patient-store", "--host", THERE, *flags])
+        first = begin(programs, ["patient-store", "--host", HERE, *flags])
         second = link.receive()
         began = time.monotonic()
         assert eventually(lambda: are_up(first, second), PATIENCE_S), infinistore.log

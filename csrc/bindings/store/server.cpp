@@ -247,6 +247,7 @@ void bind_tiers(nb::module_& m, nb::class_<Server>& server) {
   server.def("offer_tiers", offer_tiers, "timeout_s"_a, Release())
       .def("take_tier_asks", &Server::take_tier_asks, Release())
       .def("answer_tier", &Server::answer_tier, "id"_a, "found"_a, Release())
+      .def("tell_tier", &Server::tell_tier, "name"_a, "up"_a, Release())
       .def("offer_feed", offer_feed, "most"_a, Release())
       .def("restart_feed", &Server::restart_feed, "feed"_a, Release())
       .def("take_feed", take_feed, "feed"_a, Release())

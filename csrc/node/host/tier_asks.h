@@ -56,6 +56,9 @@ class TierAsks {
   std::vector<TierAsk> take();
   // False: nothing waits for it any more.
   bool answer(uint64_t id, uint32_t found);
+  // Whether the tier of this name answers now; stats tell it.
+  void tell(const std::string& name, bool up) { up_[name] = up; }
+  const std::map<std::string, bool>& up() const { return up_; }
 
   size_t size() const { return pending_.size(); }
 
@@ -73,6 +76,7 @@ class TierAsks {
   NodeState& state_;
   EventFd ready_;
   std::chrono::duration<double> timeout_{};
+  std::map<std::string, bool> up_;
   uint64_t last_id_ = 0;
   size_t hashes_ = 0;
   Entries pending_;

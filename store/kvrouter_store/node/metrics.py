@@ -217,23 +217,25 @@ def node_metrics(stats: Mapping[str, int]) -> Iterable[Metric]:
     for key, value in stats.items():
         stat, _, series = key.partition(".")
         values[stat][series] = value
-    families = (*FAMILIES, *(one for one in TENANT_FAMILIES if one.stat in values))
+    families = (
+        *FAMILIES,
+        *(one for one in (*TENANT_FAMILIES, TIER_UP) if one.stat in values),
+    )
     return [family.metric(values[family.stat]) for family in families]
 
 
 def tier_metrics(tiers: Sequence[Guard]) -> Iterable[Metric]:
-    """What is known of the tiers below the node; nothing where there are none."""
+    """What the tiers below the node moved; nothing where there are none."""
     if not tiers:
         return []
-    up, values, moved = (family.empty() for family in TIER_FAMILIES)
+    values, moved = TIER_VALUES.empty(), TIER_BYTES.empty()
     for tier in tiers:
-        up.add_sample(TIER_UP.name, {"tier": tier.name}, float(tier.up))
         for (operation, outcome), count in dict(tier.values).items():
             labels = {"tier": tier.name, "operation": operation, "outcome": outcome}
             values.add_sample(TIER_VALUES.name, labels, count)
         for operation, size in dict(tier.moved).items():
             moved.add_sample(TIER_BYTES.name, {"tier": tier.name, "operation": operation}, size)
-    return [up, values, moved]
+    return [values, moved]
 
 
 def _bound(ns: str) -> str:

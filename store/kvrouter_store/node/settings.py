@@ -26,7 +26,6 @@ from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
 
 KIB = 1024
 MIB = 1024 * KIB
-MIN_POOL_BYTES = MIB
 GONE_POLICY = "s3fifo"  # still taken for --eviction, and means the default
 MODE = re.compile(r"0?[67][0-7][0-7]")
 
@@ -64,7 +63,12 @@ class FileMode(int):
 
 
 def _urls(value: Any) -> Any:
-    return value.split() if isinstance(value, str) else value
+    """Texts of URLs, as a list of URLs. There may be commas in a URL too."""
+    if isinstance(value, str):
+        return [each for each in re.split(r"[,\s]+(?=[\w+]+://|$)", value) if each]
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return [url for one in value for url in _urls(one)]
+    return value
 
 
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
@@ -248,12 +252,13 @@ class StoreSettings(RdmaSettings, BaseSettings):
     tier_timeout: float = Field(
         default=1.0,
         gt=0,
+        le=1,  # less than STORE_DEADLINE_S, after which a router takes a silent node as away
         allow_inf_nan=False,
-        description="Longest wait of a request for blocks from --tier.",
+        description="Longest wait of a request for blocks from --tier: at most 1.",
+        json_schema_extra={"metavar": "SECONDS"},
     )
     tier_memory: ByteSize = Field(
         default=ByteSize(64 * MIB),
-        ge=MIB,
         description="Memory for blocks on their way to and from --tier; a quarter must hold a "
         "block.",
     )
@@ -340,12 +345,20 @@ class StoreSettings(RdmaSettings, BaseSettings):
             raise ValueError(f"give {' or '.join(EVICTION_POLICIES)}")
         return value
 
-    @field_validator("memory")
+    @field_validator("memory", "tier_memory")
     @classmethod
-    def _pool_size(cls, value: ByteSize) -> ByteSize:
-        if value < MIN_POOL_BYTES:
-            raise ValueError("the pool needs at least 1MiB, as in --memory 512MiB")
+    def _at_least_a_mebibyte(cls, value: ByteSize) -> ByteSize:
+        if value < MIB:
+            raise ValueError("give at least 1MiB")
         return value
+
+    @model_validator(mode="after")
+    def _flags_of_a_tier(self) -> Self:
+        given = self.model_fields_set & {"tier_timeout", "tier_memory"}
+        if given and not self.tier:
+            flag = min(given).replace("_", "-")
+            raise ValueError(f"--{flag} needs --tier: give a URL, or leave it out")
+        return self
 
     @field_validator("quota")
     @classmethod

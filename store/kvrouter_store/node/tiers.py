@@ -8,26 +8,27 @@ import asyncio
 import logging
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import uvloop
+from pydantic import ByteSize
 
 from kvrouter_store._core import StoreServer, TierAsk
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import BlockHashes
-from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.settings import MIB, StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, tokens_of
 from kvrouter_store.tiers.base import Tier, TierRefused
 from kvrouter_store.tiers.blocks import Block, BlockValues, NodeBlocks
 from kvrouter_store.tiers.fetch import Fetcher
 from kvrouter_store.tiers.guard import Guard
 from kvrouter_store.tiers.registry import open_tier
-from kvrouter_store.tiers.staging import Staging
+from kvrouter_store.tiers.staging import CHUNKS, Staging
 from kvrouter_store.tiers.write import Writer
 
 MOST_CHANGES = 1 << 16
@@ -39,9 +40,13 @@ log = logging.getLogger(__name__)
 def tiers_of(settings: StoreSettings) -> list[Tier]:
     """The tiers of --tier, not started. StartRefused where one cannot be used."""
     try:
-        return [open_tier(url.get_secret_value()) for url in settings.tier]
+        tiers = [open_tier(url.get_secret_value()) for url in settings.tier]
     except TierRefused as error:
         raise StartRefused(str(error)) from None
+    for name, times in Counter(tier.name for tier in tiers).items():
+        if times > 1:
+            raise StartRefused(f"--tier names {name} {times} times: give each tier once")
+    return tiers
 
 
 @contextmanager
@@ -91,11 +96,12 @@ class TierSide:
         self._timeout_s = timeout_s
         self._staging = Staging(memory_bytes)
         self._node = NodeBlocks(connect)
-        # What the node holds is told again: the tier may lack it, from when it was away.
-        restart = partial(server.restart_feed, self._feed)
         self.guards = [
-            Guard(tier, self._staging.memory, timeout_s, started=restart) for tier in tiers
+            Guard(tier, self._staging.memory, timeout_s, changed=partial(self._tell, tier.name))
+            for tier in tiers
         ]
+        for guard in self.guards:
+            server.tell_tier(guard.name, guard.up)
         self._fetcher = Fetcher(self.guards, self._staging, self._node)
         self._writer = Writer(self.guards, self._staging, self._node)
         self._values: dict[tuple[str, bytes], BlockValues | None] = {}
@@ -117,6 +123,11 @@ class TierSide:
         self._node.close()
         self._staging.close()
         os.close(self._stop)
+
+    def _tell(self, tier: str, up: bool) -> None:
+        self._server.tell_tier(tier, up)
+        if up:  # what the node holds is told again: the tier may lack it, from when it was away
+            self._server.restart_feed(self._feed)
 
     async def _serve(self) -> None:
         asks = self._server.offer_tiers(self._timeout_s)
@@ -185,10 +196,11 @@ class TierSide:
             values: BlockValues | None = BlockValues(tenant, Manifest.from_doc(document))
             if values is not None and values.block_bytes > self._staging.chunk_bytes:
                 log.warning(
-                    "blocks of %s do not go to tiers below: one needs %d bytes, more than a "
-                    "quarter of --tier-memory",
+                    "blocks of %s do not go to tiers below: one needs %s, more than a quarter "
+                    "of their memory; give --tier-memory %dMiB",
                     values.manifest.spec.model,
-                    values.block_bytes,
+                    ByteSize(values.block_bytes).human_readable(),
+                    -(-values.block_bytes * CHUNKS // MIB),
                 )
                 values = None
             self._values[tenant, digest] = values

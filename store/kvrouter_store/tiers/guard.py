@@ -7,6 +7,7 @@ nothing.
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,8 @@ START_CALLS = 4
 """And at least as long as so many calls."""
 MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
+REFUSED_PAUSE_S = 60.0
+"""Least time between two lines about values that a tier does not take."""
 Operation = Literal["holds", "load", "store", "drop"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 class Guard:
     """Raises nothing: what a tier does not answer counts as missing or failed. One event loop.
 
-    started: is called each time that the tier has begun to answer.
+    changed: is called with `up` each time that it has changed.
 
     Attributes:
         up: whether the circuit is closed.
@@ -46,7 +49,7 @@ class Guard:
         memory: Memory,
         timeout_s: float,
         *,
-        started: Callable[[], object] = lambda: None,
+        changed: Callable[[bool], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -57,11 +60,13 @@ class Guard:
         self._tier = tier
         self._memory = memory
         self._timeout_s = timeout_s
-        self._started = started
+        self._changed = changed
         self._clock = clock
         self._sleep = sleep
         self._opened = asyncio.Event()
         self._inside = 0
+        self._away_for = ""  # as the log has it
+        self._refused, self._refused_said_at = 0, -math.inf
 
     async def keep(self) -> None:
         """Start the tier, and again whenever its circuit has opened. Until cancelled: stop it."""
@@ -109,19 +114,40 @@ class Guard:
             async with asyncio.timeout(max(START_S, START_CALLS * self._timeout_s)):
                 await self._tier.start(self._memory)
         except Exception as error:
-            log.debug("%s does not start: %s", self.name, _why(error))
+            self._say_away(error)
             return False
         self._opened.clear()
-        self.up = True
+        self.up, self._away_for = True, ""
         log.info("%s is there", self.name)
-        self._started()
+        self._changed(True)
         return True
 
     def _open(self, error: Exception) -> None:
         if self.up:
             self.up = False
             self._opened.set()
-            log.warning("%s is away: %s; requests go on without it", self.name, _why(error))
+            self._say_away(error)
+            self._changed(False)
+
+    def _say_away(self, error: Exception) -> None:
+        """Once for each reason in turn, not at every try."""
+        why = _why(error)
+        if why != self._away_for:
+            self._away_for = why
+            log.warning("%s is away: %s; requests go on without it", self.name, why)
+
+    def _say_refused(self, values: int) -> None:
+        self._refused += values
+        now = self._clock()
+        if now - self._refused_said_at < REFUSED_PAUSE_S:
+            return
+        log.warning(
+            "%s did not store %d values, although it answers: if it is full, give it more memory "
+            "or let it evict (Redis: maxmemory-policy)",
+            self.name,
+            self._refused,
+        )
+        self._refused, self._refused_said_at = 0, now
 
     async def _move(
         self,
@@ -136,6 +162,8 @@ class Guard:
                 self.values[operation, status.value] += 1
                 if status is TierStatus.OK:
                     self.moved[operation] += item.size
+            if operation == "store" and TierStatus.FAILED in statuses:
+                self._say_refused(statuses.count(TierStatus.FAILED))
         return statuses
 
     async def _call(
@@ -159,5 +187,5 @@ class Guard:
 
 def _why(error: Exception) -> str:
     if isinstance(error, TierAway):
-        return str(error)
+        return str(error).rstrip(".")
     return "no answer in time" if isinstance(error, TimeoutError) else repr(error)

@@ -50,8 +50,8 @@ class InfiniStoreTier:
             )
         if self._options["link"] not in LINKS or not self._options["port"].isdecimal():
             raise TierRefused(f"--tier {self.name} needs link={' or link='.join(LINKS)}, port=1")
-        check_package(url, "infinistore", "infinistore")
         self._place = address_of(url, PORT)
+        check_package(url, "infinistore", "infinistore")
         self._connection: Any = None
         self._memory: Memory
         self._control = asyncio.Lock()

@@ -42,12 +42,12 @@ class MooncakeTier:
     """Values are objects. Each call blocks in a thread; to be used in a process of its own."""
 
     def __init__(self, url: str) -> None:
-        check_package(url, "mooncake", "mooncake-transfer-engine")
         self.name = shown(url)
         self._options = DEFAULTS | options_of(url, list(DEFAULTS))
         self._master = address_of(url, PORT)
         if not self._options["replicas"].isdecimal():
             raise TierRefused(f"--tier {self.name} needs a number of replicas, as replicas=2")
+        check_package(url, "mooncake", "mooncake-transfer-engine")
         self._store: Any = None
         self._config: Any = None
         self._address = 0

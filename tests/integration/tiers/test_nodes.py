@@ -222,6 +222,38 @@ def test_a_tier_that_stalls_costs_one_request_its_deadline(
     redis.resume()
 
 
+def test_a_tier_that_is_not_there_is_in_the_log_and_the_stats_until_it_is_there(
+    redis: RedisServer, start: Start
+) -> None:
+    redis.kill()
+    node, name = start(redis.url), redis.url.removesuffix("/0")
+    assert node.says(f"{name} is away: ")
+    with StoreClient(node.url) as client:
+        assert client.stats()[f"tier_up.{name}"] == 0
+        redis.start()
+        assert node.says(f"{name} is there")
+        assert eventually(lambda: client.stats()[f"tier_up.{name}"] == 1)
+    assert node.log.count("is away") == 1
+
+
+def test_a_full_redis_is_in_the_log_with_the_remedy(redis: RedisServer, start: Start) -> None:
+    redis.command("CONFIG", "SET", "maxmemory", "1mb")
+    node = start(redis.url)
+    assert eventually(lambda: node.metric("kvstore:tier_up") == 1)
+    put(node)
+    assert node.says("maxmemory-policy")
+    assert node.metric("kvstore:tier_up") == 1
+
+
+def test_a_block_that_is_too_large_for_the_memory_of_tiers_says_what_to_set(
+    redis: RedisServer, start: Start
+) -> None:
+    node = start(redis.url, "--tier-memory", "1MiB")
+    with StoreClient(node.url) as client:
+        put_chain(client, manifest_of(512 << 10), chain_of(1))
+    assert node.says("give --tier-memory 3MiB")
+
+
 def test_a_node_with_a_tier_stops_at_once(redis: RedisServer, start: Start) -> None:
     node = start(redis.url)
     put(node)

@@ -11,7 +11,7 @@ from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient
-from kvrouter.tools.doctor.base import Finding, Host, Setup
+from kvrouter.tools.doctor.base import Finding, Host, Setup, Severity
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
 from kvrouter.tools.doctor.store_facts import StoreFacts
@@ -67,6 +67,23 @@ async def test_three_nodes_need_a_tier_and_two_that_both_have_none_do_not() -> N
     assert finding.subject == ", ".join([URL, *(each.url for each in bare)])
     assert not await found("store-tier", more=bare[:1])
     assert not await found("store-tier", more=[other, other], stats={"tiered": 1})
+
+
+async def test_a_tier_that_does_not_answer_is_named() -> None:
+    stats = {"tier_up.redis://10.0.0.1:6379": 0, "tier_up.mooncake://m": 1}
+    (finding,) = await found("store-tier-up", stats=stats)
+    assert (finding.subject, finding.severity) == (URL, Severity.WARNING)
+    assert finding.finding == "it does not use its tier: redis://10.0.0.1:6379 does not answer"
+    assert not await found("store-tier-up", stats={"tier_up.mooncake://m": 1})
+    assert not await found("store-tier-up")
+
+
+async def test_nodes_with_different_tiers_are_named_with_them() -> None:
+    first, second = {"tiered": 1, "tier_up.redis://a": 1}, {"tiered": 1, "tier_up.redis://b": 0}
+    other = StoreFacts("kv://10.0.0.8:7400", stats=second)
+    (finding,) = await found("store-tier", more=[other], stats=first)
+    assert finding.subject == f"{URL} (redis://a), kv://10.0.0.8:7400 (redis://b)"
+    assert not await found("store-tier", more=[StoreFacts("kv://b:1", stats=first)], stats=first)
 
 
 @pytest.mark.parametrize("name", ["corrupt_total", "disk_dropped_total", "bad_frames_total"])

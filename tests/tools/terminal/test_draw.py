@@ -111,6 +111,13 @@ def test_colours_are_there_only_where_they_are_wanted() -> None:
     assert "\x1b[" not in shown()
 
 
+def test_a_tier_below_a_node_has_hits_and_no_size() -> None:
+    tiers = [TierCard("remote", 0, 0, 0, 3, 1, 0, "away: redis://a:1")]
+    text = shown(stores=[StoreCard("kv://a:7400", True, 0.5, None, tiers, 0, {}, 60.0, 0, 0)])
+    (row,) = [line for line in text.splitlines() if line.startswith("remote")]
+    assert row.split() == ["remote", "-", "-", "-", "75.0%", "away:", "redis://a:1"]
+
+
 def test_every_node_of_the_store_is_there() -> None:
     nodes = [
         StoreCard(url, at == 0, None, None, [], 0, {}, 0.0, 0, 0)

@@ -231,9 +231,10 @@ class RequestList(msgspec.Struct):
 
 
 class TierCard(msgspec.Struct):
-    """One tier of the store: "memory" or "disk".
+    """One tier of the store: "memory", "disk" or "remote", which is all stores below the node.
 
     Attributes:
+        size_bytes: 0 where the node does not know it, nor what is used, nor blocks: of "remote".
         hits, misses, evictions: blocks in the last minute.
         note: why it is not used; null if it is used.
     """

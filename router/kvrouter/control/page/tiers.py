@@ -95,6 +95,10 @@ class StoreWatch:
             note = f"not used for now: {', '.join(reasons)}" if reasons else None
             used = stats.get("disk_used_bytes", 0)
             tiers.append(self._tier("disk", stats["disk_bytes"], used, "disk_", note))
+        if below := _series(stats, "tier_up."):
+            away = [name for name, up in below.items() if not up]
+            note = f"away: {', '.join(away)}" if away else None
+            tiers.append(self._tier("remote", 0, 0, "remote_", note))
         return tiers
 
     def _tier(

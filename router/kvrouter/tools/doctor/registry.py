@@ -63,6 +63,7 @@ TOPICS: Final = {
         store.store_health,
         store.store_disk,
         store.store_tier,
+        store.store_tier_up,
         store.store_transport,
         store.store_rdma,
         store.store_events,

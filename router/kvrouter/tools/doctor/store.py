@@ -180,6 +180,27 @@ async def store_tier(setup: Setup) -> Found:
             "the others compute them again",
             "start all nodes with the same --tier, such as mooncake://MASTER:50051",
         )
+    named = [each for each in stores if each.tiers]
+    if len({frozenset(each.tiers) for each in named}) > 1:
+        yield remark(
+            ", ".join(f"{each.url} ({', '.join(each.tiers)})" for each in named),
+            "these nodes name different tiers: if these are different stores, a node lacks what "
+            "others wrote",
+            "start all nodes with the same --tier",
+        )
+
+
+@each_node
+async def store_tier_up(_: Setup, store: StoreFacts) -> Found:
+    """The tiers below the store answer."""
+    away = [name for name, up in store.tiers.items() if not up]
+    if away:
+        yield warning(
+            store.url,
+            f"it does not use its tier: {', '.join(away)} does not answer",
+            "start that server, or correct --tier; the node's log names the error, and the node "
+            "tries again by itself",
+        )
 
 
 @each_node

@@ -62,6 +62,12 @@ class StoreFacts:
         """One figure, 0 if the node has none of that name."""
         return self.stats.get(name, 0)
 
+    @property
+    def tiers(self) -> dict[str, bool]:
+        """Whether each tier below the node answers, by its name."""
+        prefix, found = "tier_up.", self.stats.items()
+        return {name[len(prefix) :]: bool(v) for name, v in found if name.startswith(prefix)}
+
     def series(self, prefix: str) -> list[tuple[str, int]]:
         """The figures other than 0 whose names begin with `prefix`, by the rest of the name."""
         found = self.stats.items()

@@ -192,9 +192,11 @@ def _store(store: StoreCard | None) -> Iterator[Line]:
     rows = [
         (
             tier.name,
-            _size(tier.used_bytes),
-            _size(tier.size_bytes),
-            count(tier.blocks),
+            *(
+                (_size(tier.used_bytes), _size(tier.size_bytes), count(tier.blocks))
+                if tier.size_bytes
+                else "---"
+            ),
             _share(tier.hits, tier.hits + tier.misses),
             tier.note or "",
         )

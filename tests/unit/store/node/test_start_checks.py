@@ -186,3 +186,16 @@ def test_the_token_of_a_client_is_shown_by_no_command(command: str) -> None:
     assert code == 2
     assert "openssl rand -hex 32" in shown
     assert "not a token" not in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--tier", "redis://a", "--tier-timeout", "5"], "--tier-timeout '5': give at most 1"),
+        (["--tier", "redis://a", "--tier-memory", "1KiB"], "--tier-memory: give at least 1MiB"),
+        (["--tier-timeout", "0.5"], "--tier-timeout needs --tier"),
+        (["--tier-memory", "8MiB"], "--tier-memory needs --tier"),
+    ],
+)
+def test_flags_of_tiers_that_cannot_work_are_refused(flags: list[str], sentence: str) -> None:
+    assert sentence in failed_start(*flags)

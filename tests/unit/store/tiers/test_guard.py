@@ -1,12 +1,19 @@
 """A tier that does not answer costs one deadline; then it is away until a start works again."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus
-from kvrouter_store.tiers.guard import FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_CALLS, Guard
+from kvrouter_store.tiers.guard import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MOST_CALLS,
+    REFUSED_PAUSE_S,
+    Guard,
+)
 from kvrouter_store.tiers.staging import Staging
 
 ITEMS = [Item("a", 0, 10), Item("b", 64, 10)]
@@ -90,7 +97,7 @@ class Kept:
             tier,
             memory,
             timeout_s,
-            started=lambda: time.starts.append(time.now),
+            changed=lambda up: time.starts.append(time.now) if up else None,
             clock=lambda: time.now,
             sleep=time.sleep,
         )
@@ -207,3 +214,62 @@ async def test_falsified_values_are_dropped_and_counted(tier: ScriptedTier, time
     async with Kept(tier, time) as guard:
         await guard.drop_falsified(["a"])
         assert guard.values["load", "falsified"] == 1
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings so far."""
+    return [one.message for one in caplog.records if one.levelno == logging.WARNING]
+
+
+async def test_a_tier_that_never_answered_says_each_reason_once_until_it_is_there(
+    tier: ScriptedTier, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tier.broken = TierAway("refused")
+    kept = Kept(tier, time)
+    keeping = asyncio.create_task(kept.guard.keep())
+    for why in ("refused", "refused", "no route", "no route"):
+        tier.broken = TierAway(why)
+        await time.sleeping.acquire()
+        time.wake.release()
+    await time.sleeping.acquire()
+    assert [line.split("; ")[0] for line in lines(caplog)] == [
+        "scripted://tier is away: refused",
+        "scripted://tier is away: no route",
+    ]
+    tier.broken = None
+    time.wake.release()
+    await until(lambda: kept.guard.up)
+    assert caplog.records[-1].message == "scripted://tier is there"
+    keeping.cancel()
+    await asyncio.wait({keeping})
+
+
+async def test_the_same_reason_is_said_again_after_the_tier_was_there(
+    tier: ScriptedTier, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Kept(tier, time) as guard:
+        for times in (1, 2):
+            tier.broken = TierAway("reset")
+            await guard.load(ITEMS)
+            await time.sleeping.acquire()
+            assert len(lines(caplog)) == times
+            tier.broken = None
+            time.wake.release()
+            await until(lambda: guard.up)
+
+
+async def test_values_that_a_tier_does_not_take_are_said_with_their_number_once_a_minute(
+    tier: ScriptedTier, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Kept(tier, time) as guard:
+        for _ in range(4):
+            await guard.store(ITEMS)
+        assert guard.up
+        assert len(lines(caplog)) == 1
+        time.now += REFUSED_PAUSE_S
+        await guard.store(ITEMS)
+        first, second = lines(caplog)
+        assert "did not store 1 values" in first
+        assert "did not store 4 values" in second
+        assert "maxmemory-policy" in second

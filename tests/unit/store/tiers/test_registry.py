@@ -63,6 +63,13 @@ def test_a_url_that_cannot_be_used_is_refused_with_the_remedy(url: str, remedy: 
         open_tier(url)
 
 
+def test_a_url_is_read_before_its_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "find_spec", lambda module: None)
+    for url in ("mooncake://", "mooncake://host?colour=red", "infinistore://"):
+        with pytest.raises(TierRefused, match=r"names no host|no option 'colour'"):
+            open_tier(url)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "find_spec", lambda module: None)
     for url, package in (
@@ -86,10 +93,15 @@ def test_a_node_does_not_start_with_a_tier_that_it_does_not_know() -> None:
         tiers_of(StoreSettings(tier="redis://a ftp://b"))  # type: ignore[arg-type]
 
 
-def test_tiers_may_be_one_text_or_a_list() -> None:
-    settings = StoreSettings(tier="redis://a redis+cluster://b:1,c:2")  # type: ignore[arg-type]
-    assert [url.get_secret_value() for url in settings.tier] == [
-        "redis://a",
-        "redis+cluster://b:1,c:2",
-    ]
+def test_a_tier_that_is_named_twice_is_refused_without_its_secrets() -> None:
+    with pytest.raises(StartRefused, match="names redis://a 2 times: give each tier once"):
+        tiers_of(StoreSettings(tier="redis://:secret@a redis://a?ttl=5"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("between", [" ", ",", ", ", "\n"])
+def test_tiers_may_be_one_text_with_spaces_or_commas_or_a_list(between: str) -> None:
+    urls = ["redis://a", "redis+cluster://b:1,c:2", "mooncake://d"]
+    for given in (between.join(urls), [between.join(urls[:2]), urls[2]]):
+        settings = StoreSettings(tier=given)  # type: ignore[arg-type]
+        assert [url.get_secret_value() for url in settings.tier] == urls
     assert "redis" not in repr(StoreSettings(tier=["redis://a"]))  # type: ignore[list-item]

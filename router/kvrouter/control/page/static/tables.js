@@ -50,13 +50,14 @@ class Store {
       node,
       update: ({ tier, seconds, place }) => {
         const share = tier.size_bytes ? tier.used_bytes / tier.size_bytes : 0;
-        say(name, (tier.name === "disk" ? "Disk" : "Memory") + place);
-        say(used, `${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)} · ${percent(share)}`);
+        const sized = tier.size_bytes > 0;
+        say(name, ({ disk: "Disk", remote: "Tiers below" }[tier.name] ?? "Memory") + place);
+        say(used, sized ? `${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)} · ${percent(share)}` : "");
         fill.style.width = `${Math.min(100, share * 100).toFixed(1)}%`;
         attr(fill, "class", tier.note ? "fill tripped" : "fill store");
         const asked = tier.hits + tier.misses;
         const hits = asked ? `${percent(tier.hits / asked)} of ${count(asked)} blocks found` : `not asked in the ${lately(seconds)}`;
-        say(words, tier.note ?? `${count(tier.blocks)} blocks · ${hits} · ${count(tier.evictions)} evicted`);
+        say(words, tier.note ?? (sized ? `${count(tier.blocks)} blocks · ${hits} · ${count(tier.evictions)} evicted` : hits));
       },
     };
   }

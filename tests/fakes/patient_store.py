@@ -1,0 +1,20 @@
+"""`kvrouter store` where a tier needs longer than --tier-timeout may be: on emulated machines."""
+
+import sys
+
+from kvrouter.cli.main import main
+from kvrouter_store.node import process
+from kvrouter_store.node.settings import StoreSettings
+
+TIER_TIMEOUT_S = 30.0
+serve = process.run
+
+
+def patient(settings: StoreSettings) -> int:
+    """Serve with that patience."""
+    return serve(settings.model_copy(update={"tier_timeout": TIER_TIMEOUT_S}))
+
+
+if __name__ == "__main__":
+    process.run = patient  # type: ignore[assignment]
+    sys.exit(main(["store", *sys.argv[1:]]))
