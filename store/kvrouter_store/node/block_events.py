@@ -56,7 +56,7 @@ def publishing_events(
     try:
         sockets = EventSockets(config.endpoint, config.replay_endpoint, config.buffer_steps)
     except zmq.ZMQError as error:
-        reason = zmq.strerror(error.errno)
+        reason = zmq.strerror(error.errno or 0)
         raise StartRefused(
             f"--kv-events-config: cannot listen at {' and '.join(ends)}: {reason}; give "
             "tcp://HOST:PORT of this host, each with a port that is free"

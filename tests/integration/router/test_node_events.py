@@ -344,7 +344,7 @@ def test_events_for_other_hosts_need_a_token_or_insecure(
 
 @pytest.mark.parametrize("endpoint", ["7401", "tcp://127.0.0.1"])
 def test_an_endpoint_that_cannot_be_used_is_refused_with_its_form(
-    endpoint: str, capsys: pytest.CaptureFixture[str]
+    endpoint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from kvrouter_store.node.process import run
     from kvrouter_store.node.settings import StoreSettings
@@ -352,7 +352,7 @@ def test_an_endpoint_that_cannot_be_used_is_refused_with_its_form(
     config = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint)
     memory: Json = {"port": 0, "http_port": 0, "unix_socket": "none", "memory": 16 << 20}
     assert run(StoreSettings(kv_events_config=config, **memory)) == 2
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert f"cannot listen at {endpoint}: Invalid argument; give tcp://HOST:PORT" in told
 
 

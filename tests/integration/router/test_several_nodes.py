@@ -302,7 +302,7 @@ async def test_a_node_that_dies_costs_hits_and_no_request(
 async def test_engines_whose_node_is_away_get_no_prefill_leg_and_no_decode_leg_before_others(
     two: Two, nodes: list[StoreProcess]
 ) -> None:
-    homes: list[str | None] = [node.url for node in nodes] * 2
+    homes: list[str | None] = [*(node.url for node in nodes)] * 2
     here = await two(2, 2, homes=homes, policy="prefix", landing_timeout_s=0.1)
     nodes[1].kill()
     await until(lambda: here.app.core.nodes is not None and here.app.core.nodes.away)
