@@ -83,7 +83,7 @@ def _check_readers(
         )
     for end in () if tenants or settings.insecure else ends:
         host = end.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        if end.startswith("tcp://") and not is_loopback("" if host == "*" else host):
+        if host and end.startswith("tcp://") and not is_loopback("" if host == "*" else host):
             raise StartRefused(
                 f"--kv-events-config: any host that reaches {end} could read the names of blocks: "
                 "listen on tcp://127.0.0.1:PORT, or say --insecure where the network is trusted"
