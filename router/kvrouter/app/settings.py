@@ -315,6 +315,21 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
+    def _events_are_of_nodes(self) -> RouterSettings:
+        ports, replays = by_engine(self.store_events_connect), by_engine(self.store_events_replay)
+        if ports and not self.has_nodes:
+            raise ValueError("--store-events-connect needs store nodes: give --store kv://...")
+        if replays and not ports:
+            raise ValueError("--store-events-replay is of use only with --store-events-connect")
+        for node, port in ports.items():
+            if replays.get(node, replays.get("")) in {None, port}:
+                raise ValueError(
+                    f"--store-events-connect {f'{node}={port}' if node else port} needs the node's "
+                    "replay_endpoint, another port: give --store-events-replay"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
         if not (self.decode or self.admin or self.discovery):
             raise ValueError(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
 """States that /health answers with 503."""
+NAMED: Final = 4
+"""Engines that a sentence names."""
 
 
 @dataclass(eq=False)
@@ -114,9 +116,11 @@ class Status:
                 lacking.append("no engine that generates text is available")
         if self.pool.has_role(Role.PREFILL) and not self.pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
-        down = sum(self.pool.down(e) for e in engines if not e.draining)
+        down = [e.address for e in engines if not e.draining and self.pool.down(e)]
         if down:
-            lacking.append(f"{down} of {len(engines)} engines {'is' if down == 1 else 'are'} down")
+            named = ", ".join([*down[:NAMED], *["..."][: len(down) - NAMED]])
+            verb = "is" if len(down) == 1 else "are"
+            lacking.append(f"{len(down)} of {len(engines)} engines {verb} down: {named}")
         lacking += self.store_lacks()
         return "degraded" if lacking else "ok", lacking
 

@@ -21,7 +21,7 @@ _REMEDIES: Final = {
     "bool_type": "give true or false",
     "byte_size": "give a size, as 512MiB",
     "byte_size_unit": "give a size, as 512MiB",
-    "extra_forbidden": "there is no such member; leave it out",
+    "extra_forbidden": "there is no such member; correct its name, or leave it out",
     "finite_number": "give a finite number",
     "float_parsing": "give a number",
     "float_type": "give a number",
@@ -89,6 +89,9 @@ def _complaint(error: Any, known: Mapping[str, Option], origins: Mapping[str, st
         return f"{option.flags[0]}: {remedy}"
     origin = origins.get(option.name, "")
     where = option.flags[0] if origin in ("flag", "") else f"{option.name} ({origin})"
+    member = error["loc"][1] if error["type"] == "extra_forbidden" else None
+    if member is not None:
+        return f"{where}: {_cut(repr(member))}: {remedy}"
     shown = "" if cause is not None or option.secret else f" {_cut(repr(error['input']))}"
     return f"{where}{shown}: {_cut(remedy)}"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvrouter.routing.rendezvous import in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
 
@@ -34,6 +34,7 @@ class RouteInputs:
     prefill_threshold: int = 0
     """The prefill leg is skipped if the decode engine has no more prompt tokens than this to
     compute, with those of other requests."""
+    away: Collection[str] = ()  # URLs of store nodes that are not connected, if there are several
     split: bool = True  # whether it may have two legs (False: e.g. it asks for prompt logprobs)
     model: str | None = None  # the requested model or adapter; None: any
 
@@ -71,6 +72,11 @@ def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
 def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:
     """Engines that can load what was saved for `manifest`."""
     return [e for e in decode if e.manifest == manifest and e.family == family]
+
+
+def cut_off(inputs: RouteInputs, engine: Engine) -> bool:
+    """Whether `engine` can put no KV into the store: its node is away."""
+    return engine.family == "store" and engine.node in inputs.away
 
 
 def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:

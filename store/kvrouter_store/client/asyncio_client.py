@@ -40,6 +40,7 @@ from kvrouter_store.errors import (
     Untrusted,
 )
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.system_errors import reason_of
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -92,6 +93,8 @@ class AsyncStoreClient:
         deadline_s: float = 2.0,
     ) -> None:
         self.url = url
+        self.on_change: Callable[[str], None] | None = None
+        """Called with "" for each connection, and with the reason each time that there is none."""
         self.deadline_s = deadline_s
         self._address = parse_url(url)
         self._tls = asyncio_context(self._address, tls)
@@ -279,6 +282,7 @@ class AsyncStoreClient:
                     link = await self._connect(loop)
             except (OSError, TimeoutError, KVStoreError) as error:
                 self._note(error)
+                self._tell(self._why(error))
                 self._tried.set()
                 backoff.failed(loop.time())
                 await asyncio.sleep(backoff.remaining_s(loop.time()))
@@ -288,8 +292,9 @@ class AsyncStoreClient:
             self._link = link
             self._up.set()
             self._tried.set()
+            self._tell("")
             try:
-                await link.lost
+                self._tell(await link.lost)
             finally:
                 self._up.clear()
                 self._tried.clear()
@@ -298,9 +303,18 @@ class AsyncStoreClient:
     def _note(self, error: BaseException) -> None:
         """Remember, and log once, a refusal (a token, a certificate): retries do not help."""
         refusal = error if isinstance(error, StoreRefused | Untrusted) else None
-        if refusal is not None and self._refusal is None:
+        if refusal is not None and self._refusal is None and self.on_change is None:
             log.warning("%s: %s", self.url, refusal)
         self._refusal = refusal
+
+    def _why(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return f"it did not answer within {self.deadline_s:g} s"
+        return reason_of(error) if isinstance(error, OSError) else str(error)
+
+    def _tell(self, reason: str) -> None:
+        if self.on_change is not None:
+            self.on_change(reason)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
         link = await self._open(loop, self._address)

@@ -35,10 +35,10 @@ class _Pending:
 
 
 class AsyncLink(asyncio.Protocol):
-    """A connection. `lost` is done when it broke; `ids` are the manifests that it knows."""
+    """A connection. `lost` says why it ended; `ids` are the manifests that it knows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.lost: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
         self.ids: dict[bytes, int] = {}
         self.epoch = 0
         self._loop = loop
@@ -125,7 +125,7 @@ class AsyncLink(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End (called by the loop): fail whatever is pending."""
         if not self.lost.done():
-            self.lost.set_result(None)
+            self.lost.set_result(str(error or "it ended the connection"))
         pending, self._pending = self._pending, {}
         self._unsent.clear()
         for timer in (self._unsent_timer, self._tick):
@@ -237,6 +237,8 @@ class AsyncLink(asyncio.Protocol):
                 error = DeadlineExceeded("the store did not answer within the deadline")
                 one.answer.set_exception(error)
         if late:
+            if not self.lost.done():
+                self.lost.set_result("it did not answer within the deadline")
             self.close()
         elif self._pending:
             self._tick = self._loop.call_later(TICK_S, self._check_deadlines)

@@ -19,7 +19,7 @@ import zmq
 from kvrouter_store._core import BlockChange, StoreServer
 from kvrouter_store.events.publisher import COUNT_BITS, EventSockets
 from kvrouter_store.node.settings import StoreSettings
-from kvrouter_store.node.start_checks import StartRefused, TenantToken
+from kvrouter_store.node.start_checks import StartRefused, TenantToken, is_loopback
 
 MOST_CHANGES = 1 << 16
 """Changes that may wait to be published. After more, all that the node holds is told again."""
@@ -51,17 +51,15 @@ def publishing_events(
     if config.address() is None:
         yield
         return
-    if len(tenants) > 1:
-        raise StartRefused(
-            "--kv-events-config: whoever reaches the port reads the names of all blocks; a node "
-            "of several tenants publishes none"
-        )
+    ends = [each for each in (config.endpoint, config.replay_endpoint) if each]
+    _check_readers(settings, tenants, ends)
     try:
         sockets = EventSockets(config.endpoint, config.replay_endpoint, config.buffer_steps)
     except zmq.ZMQError as error:
+        reason = zmq.strerror(error.errno or 0)
         raise StartRefused(
-            f"--kv-events-config: cannot listen at {config.endpoint} and "
-            f"{config.replay_endpoint}: {error.strerror}"
+            f"--kv-events-config: cannot listen at {' and '.join(ends)}: {reason}; give "
+            "tcp://HOST:PORT of this host, each with a port that is free"
         ) from None
     feed = server.offer_feed(MOST_CHANGES)
     restart = partial(server.restart_feed, feed)
@@ -72,6 +70,24 @@ def publishing_events(
         yield
     finally:
         following.cancel()
+
+
+def _check_readers(
+    settings: StoreSettings, tenants: Sequence[TenantToken], ends: Sequence[str]
+) -> None:
+    """StartRefused where tenants, or hosts that nobody asked to trust, could read the events."""
+    if len(tenants) > 1:
+        raise StartRefused(
+            "--kv-events-config: whoever reaches the port reads the names of all blocks; a node "
+            "of several tenants publishes none"
+        )
+    for end in () if tenants or settings.insecure else ends:
+        host = end.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if host and end.startswith("tcp://") and not is_loopback("" if host == "*" else host):
+            raise StartRefused(
+                f"--kv-events-config: any host that reaches {end} could read the names of blocks: "
+                "listen on tcp://127.0.0.1:PORT, or say --insecure where the network is trusted"
+            )
 
 
 async def _follow(server: StoreServer, feed: int, events: "BlockEvents") -> None:

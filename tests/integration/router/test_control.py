@@ -113,7 +113,7 @@ async def test_while_an_engine_is_down_the_router_is_degraded_and_says_since_whe
     here = await site(0, 2, control_port=0)
     await here.decode[0].stop()
     told = await once(here, lambda told: told.router.state == "degraded")
-    assert told.router.lacking == ["1 of 2 engines is down"]
+    assert told.router.lacking == [f"1 of 2 engines is down: {here.decode[0].address}"]
     event = next(event for event in told.events if event.kind == "left")
     assert (event.engine, abs(told.time_s - event.at_s) < 20) == (here.decode[0].address, True)
     await here.decode[0].start()

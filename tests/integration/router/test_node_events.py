@@ -4,17 +4,20 @@ import asyncio
 import itertools
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 import zmq
 import zmq.asyncio
 from tests.fakes.mooncake import free_ports
-from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
+from tests.fakes.store import RUN, StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.events.confidence import Reason
@@ -26,6 +29,7 @@ from kvrouter_store.events.publisher import COUNT_BITS
 from kvrouter_store.events.settings import KVEventsConfig
 from kvrouter_store.identity.block import Manifest
 
+Json = dict[str, Any]
 MANIFEST, OTHER = manifest_of(64), manifest_of(128)
 BLOCKS = 12
 CHAIN = chain_of(BLOCKS)
@@ -311,6 +315,45 @@ def test_a_node_of_several_tenants_publishes_nothing(tmp_path: Path) -> None:
         token_file=str(tokens), kv_events_config=config, port=0, http_port=0, unix_socket="none"
     )
     assert run(settings) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"), [((), 2), (("--insecure", "true"), 0), (("--token-file", "tokens"), 0)]
+)
+def test_events_for_other_hosts_need_a_token_or_insecure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text("a:" + "x" * 32 + "\n")
+    (tmp_path / "tokens").chmod(0o600)
+    (port,) = free_ports(1)
+    config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"}
+    command = [sys.executable, "-c", RUN, "--port", "0", "--http-port", "0"]
+    command += ["--memory", "16MiB", "--unix-socket", "none"]
+    command += ["--kv-events-config", json.dumps(config), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        assert node.stderr is not None
+        if code == 0:
+            assert node.stdout.readline().startswith(b"kvstore ready")
+            node.terminate()
+        told = node.stderr.read().decode()
+        assert node.wait() == code
+    assert (f"any host that reaches tcp://*:{port} could read the names" in told) is (code == 2)
+
+
+@pytest.mark.parametrize("endpoint", ["7401", "tcp://127.0.0.1"])
+def test_an_endpoint_that_cannot_be_used_is_refused_with_its_form(
+    endpoint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from kvrouter_store.node.process import run
+    from kvrouter_store.node.settings import StoreSettings
+
+    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint)
+    memory: Json = {"port": 0, "http_port": 0, "unix_socket": "none", "memory": 16 << 20}
+    assert run(StoreSettings(kv_events_config=config, **memory)) == 2
+    told = capfd.readouterr().err
+    assert f"cannot listen at {endpoint}: Invalid argument; give tcp://HOST:PORT" in told
 
 
 class Forgetful:

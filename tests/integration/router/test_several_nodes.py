@@ -21,6 +21,7 @@ from tests.integration.router.ahead import AHEAD, MANIFEST
 from tests.integration.router.conftest import Json, Open, Site, metric, text, until
 
 from kvrouter.app.core import STORE_DEADLINE_S
+from kvrouter.engines.engine import Role
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.client.blocking import StoreClient
@@ -275,7 +276,7 @@ async def test_a_router_without_a_store_says_that_it_uses_no_node_of_discovery(
 
 
 async def test_a_node_that_dies_costs_hits_and_no_request(
-    two: Two, nodes: list[StoreProcess]
+    two: Two, nodes: list[StoreProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(land, nodes[0], 1)
     await asyncio.to_thread(land, nodes[1], 2)
@@ -292,13 +293,30 @@ async def test_a_node_that_dies_costs_hits_and_no_request(
     assert [await metric(here, line) for line in up] == [1, 0]
     nodes[1].start()
     await until(lambda: here.app.core.nodes is not None and not here.app.core.nodes.away)
+    assert f"store node {nodes[1].url} is away: it ended the connection" in caplog.text
     await asyncio.to_thread(land, nodes[1], 3)
     assert (await ask(here, 3))[0] == 200
     assert len(here.prefill[0].requests) == 1
 
 
-async def test_a_node_that_hangs_holds_a_request_up_within_its_deadline_once(
+async def test_engines_whose_node_is_away_get_no_prefill_leg_and_no_decode_leg_before_others(
     two: Two, nodes: list[StoreProcess]
+) -> None:
+    homes: list[str | None] = [*(node.url for node in nodes)] * 2
+    here = await two(2, 2, homes=homes, policy="prefix", landing_timeout_s=0.1)
+    nodes[1].kill()
+    await until(lambda: here.app.core.nodes is not None and here.app.core.nodes.away)
+    assert [(await ask(here, of))[0] for of in (1, 2, 3, 4)] == [200] * 4
+    assert [len(each.requests) for each in (*here.prefill, *here.decode)] == [4, 0, 4, 0]
+    await here.prefill[0].stop()
+    await until(lambda: len(here.app.core.pool.engines(Role.PREFILL)) == 1)
+    assert (await ask(here, 5))[0] == 200
+    assert here.prefill[1].requests == []
+    assert await metric(here, 'kvrouter:plans_total{why="no prefill engine"}') == 1
+
+
+async def test_a_node_that_hangs_holds_a_request_up_within_its_deadline_once(
+    two: Two, nodes: list[StoreProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(land, nodes[0], 1)
     await asyncio.to_thread(land, nodes[1], 2)
@@ -310,6 +328,7 @@ async def test_a_node_that_hangs_holds_a_request_up_within_its_deadline_once(
         assert monotonic() - begun_s < STORE_DEADLINE_S + 5
         assert [body["prompt"] for body in here.prefill[0].requests] == [ids(2)]
         assert source(here.decode[0].requests[0]) == nodes[0].url
+        assert "is away: it did not answer within the deadline" in caplog.text
     finally:
         nodes[1].send(signal.SIGCONT)
     await until(lambda: here.app.core.nodes is not None and not here.app.core.nodes.away)

@@ -27,12 +27,15 @@ async def found(
     root: Path = Path("/nowhere"),
     more: Sequence[StoreFacts] = (),
     events: Sequence[str] = (),
+    replays: Sequence[str] = (),
     **facts: Any,
 ) -> list[Finding]:
     """The findings of one check for a store with these facts, and `more` nodes."""
     nodes = [StoreFacts(URL, **facts), *more]
     urls = [node.url for node in nodes]
-    settings = DoctorSettings(store=urls, store_events_connect=list(events))
+    settings = DoctorSettings(
+        store=urls, store_events_connect=list(events), store_events_replay=list(replays)
+    )
     setup = Setup(settings, Host(root), Families(), ProbeClient(), 1)
     setup.stores = list(map(learnt, nodes))
     (examine,) = (each.examine for each in CHECKS if each.name == check)
@@ -140,15 +143,23 @@ async def test_an_rdma_device_that_a_remote_store_does_not_use_is_reported_with_
     assert not await found("store-rdma", tmp_path, **{**remote, "transport": "rdma"})
 
 
-async def test_a_node_that_publishes_no_events_where_others_do_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as heard, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
+async def test_a_node_that_publishes_or_repeats_no_events_where_others_do_is_named() -> None:
+    place = ("127.0.0.1", 0)
+    with (
+        socket.create_server(place) as heard,
+        socket.create_server(place) as asked,
+        socket.socket() as bound,
+    ):
+        bound.bind(place)  # and does not listen
         publishes, silent = "kv://127.0.0.1:1", "kv://127.0.0.1:2"
         pairs = [(publishes, heard), (silent, bound)]
         ports = [f"{url.removeprefix('kv://')}={at.getsockname()[1]}" for url, at in pairs]
         more = [StoreFacts(url) for url, _ in pairs]
-        (finding,) = await found("store-events", more=more, events=ports)
+        replays = [str(asked.getsockname()[1])]
+        (finding,) = await found("store-events", more=more, events=ports, replays=replays)
         assert (finding.subject, "Connection refused" in finding.finding) == (silent, True)
+        (finding,) = await found("store-events", more=more[:1], events=ports[:1], replays=["1"])
+        assert finding.remedy.endswith("--store-events-replay")
         assert not await found("store-events", more=more)
 
 

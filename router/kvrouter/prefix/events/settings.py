@@ -39,8 +39,8 @@ class KvEventSettings(BaseModel):
     )
     store_events_replay: EnginePorts = Field(
         default_factory=list,
-        description="Port at which nodes repeat these messages: PORT for all nodes or "
-        "HOST:PORT=PORT for one.",
+        description="Port at which nodes repeat these messages (their replay_endpoint): PORT for "
+        "all nodes or HOST:PORT=PORT for one. --store-events-connect needs it.",
     )
     index_blocks: int = Field(
         default=1_000_000,

@@ -39,15 +39,22 @@ def foreign_store(url: str) -> PollingView:
         bare = parts.path in {"", "/"} and not parts.username and parts.hostname and parts.port
         options = dict(parse_qsl(parts.query))
         catalogue = msgspec.convert(options, FOREIGN[parts.scheme], strict=False)
-    except ValueError as error:
-        raise ValueError(f"{remedy}?OPTION=VALUE ({error})") from None
+    except ValueError:
+        forms = FOREIGN[parts.scheme].forms
+        raise ValueError(f"{remedy}?OPTION=VALUE, with options of {forms}") from None
     if not bare:
         raise ValueError(remedy)
-    return PollingView(HttpPeer(url, catalogue.health_path), catalogue)
+    return PollingView(HttpPeer(url, catalogue.health_path, catalogue.server), catalogue)
 
 
 def store_urls(urls: list[str]) -> list[str]:
     """The URLs of one store, each in its one form; ValueError with the remedy."""
+    for scheme in (url.partition("://")[0] for url in urls):  # their URLs may hold passwords
+        if scheme.startswith(("redis", "valkey", "infinistore")):
+            raise ValueError(
+                f"{scheme}:// is a tier below store nodes: give it to `kvrouter store --tier`, and "
+                "kv://HOST:PORT of the nodes here"
+            )
     found = list(dict.fromkeys(url if is_foreign(url) else str(parse_url(url)) for url in urls))
     for url in filter(is_foreign, found):
         foreign_store(url)

@@ -16,6 +16,7 @@ from yarl import URL
 
 from kvrouter.membership.bounded_answer import read_bounded
 from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
+from kvrouter_store.system_errors import reason_of
 
 ANSWER_S: Final = 1.0
 """For one answer, connecting included."""
@@ -41,6 +42,7 @@ class HttpPeer:
 
     url: str  # SCHEME://HOST:PORT, as the operator wrote it
     health_path: str  # answers 200 with JSON while the server is well
+    server: str  # what the URL must name, for people
     connected: bool = field(default=False, init=False)
     _told: str = field(default="", init=False)  # its state, as the log has it
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -103,15 +105,20 @@ class HttpPeer:
                 return msgspec.json.decode(content, type=kind)
         except TimeoutError:
             raise self._lost(f"no answer within {ANSWER_S:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise self._lost(reason_of(error.os_error)) from None
         except (aiohttp.ClientError, ValueError, RecursionError) as error:
             raise self._lost(str(error) or type(error).__name__) from None
-        told = f"{path.partition('?')[0]} answers {answer.status}: {content[:200]!r}"
-        refused = 400 <= answer.status < 500 and path != self.health_path
-        raise self.refusal(told) if refused else self._lost(told)
+        told = f"{path.partition('?')[0]} answers {answer.status}"
+        if path == self.health_path:
+            raise self._lost(told)
+        told += f": {content[:200]!r}"
+        raise self.refusal(told) if 400 <= answer.status < 500 else self._lost(told)
 
     def _lost(self, why: str) -> StoreUnavailable:
         self.connected = False
-        return StoreUnavailable(self._tell("is away", why))
+        remedy = f"see that it runs, and that this is {self.server}"
+        return StoreUnavailable(self._tell("is away", f"{why}; {remedy}"))
 
     def _tell(self, state: str, why: str) -> str:
         """Log what it is from now on, unless the log says so already."""

@@ -6,6 +6,7 @@ directory follows servers by events, some time behind them. Engines do without i
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.http_peer import HttpPeer
+
+log = logging.getLogger(__name__)
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
@@ -46,6 +49,8 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     health_path: ClassVar[str] = "/directory/stats"
     keeps_engines: ClassVar[bool] = False
+    server: ClassVar[str] = "the port of LMCache's coordinator"
+    forms: ClassVar[str] = "chunk_size=TOKENS, world_size=COUNT and tier=any or l2"
 
     chunk_size: Size = 256
     world_size: Size = 1
@@ -53,6 +58,14 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def named(self, identity: Identity) -> Identity:
         """Keys carry the model's whole path."""
+        if identity.block_tokens and self.chunk_size % identity.block_tokens:
+            log.warning(
+                "nothing of %s matches in LMCache: its blocks of %d tokens do not divide chunks of "
+                "%d; give lmcache://HOST:PORT?chunk_size=TOKENS as LMCache's --chunk-size",
+                identity.models[0],
+                identity.block_tokens,
+                self.chunk_size,
+            )
         return replace(identity, manifest=identity.model_path)
 
     def possible(self, upto: int, origin: Origin | None) -> int:

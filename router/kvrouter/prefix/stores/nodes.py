@@ -45,6 +45,7 @@ class NodesView:
     _started: bool = field(default=False, init=False)
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _turn: int = field(default=0, init=False)
+    _lost: set[str] = field(default_factory=set, init=False)  # URLs, as the log has it
 
     @property
     def clients(self) -> list[AsyncStoreClient]:
@@ -69,6 +70,8 @@ class NodesView:
             if view is not None:
                 self._views[url] = view
         for gone in before.values():
+            log.info("store node %s leaves", gone.store.url)
+            self._lost.discard(gone.store.url)
             closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
@@ -159,9 +162,19 @@ class NodesView:
         except ValueError as error:  # it is plain, and there are files for TLS
             log.warning("store node %s is not used: %s", url, error)
             return None
+        log.info("store node %s joins", url)
+        client.on_change = partial(self._changed, url)
         if self._started:
             client.start()
         return NodeView(client, manifests=self._manifests, counts=self.counts)
+
+    def _changed(self, url: str, why_away: str) -> None:
+        if why_away and url not in self._lost:
+            self._lost.add(url)
+            log.warning("store node %s is away: %s", url, why_away)
+        elif not why_away and url in self._lost:
+            self._lost.discard(url)
+            log.info("store node %s answers again", url)
 
 
 async def _first_landed(

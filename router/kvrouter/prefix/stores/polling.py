@@ -37,6 +37,8 @@ class Catalogue(Protocol):
 
     health_path: ClassVar[str]  # a page that answers 200 with JSON while the store is well
     keeps_engines: ClassVar[bool]  # whether engines need what is asked here, to store and to load
+    server: ClassVar[str]  # what the URL must name, for people
+    forms: ClassVar[str]  # of the options, for people
 
     def named(self, identity: Identity) -> Identity:
         """The identity with the store's own name for it as manifest."""

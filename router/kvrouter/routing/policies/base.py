@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
-from kvrouter.routing.plan import Plan, RouteInputs, computed_tokens, missing_tokens
+from kvrouter.routing.plan import Plan, RouteInputs, computed_tokens, cut_off, missing_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +50,13 @@ def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
     return [*candidates[first:], *candidates[:first]] if first else candidates
 
 
+def connected(inputs: RouteInputs, price: Callable[[Engine], float]) -> Callable[[Engine], float]:
+    """The price, and that of the whole prompt where it must be computed: the store node is away."""
+    if not inputs.away:
+        return price
+    return lambda engine: price(engine) + inputs.prompt_tokens * cut_off(inputs, engine)
+
+
 def rebound(
     decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float], own_tokens: int
 ) -> Engine:
@@ -78,21 +85,24 @@ def decide(
             return alone("not splittable")
         if not missing or decode.computing_tokens + missing <= inputs.prefill_threshold:
             return alone("little missing")
-    if not inputs.prefill:
+    prefill: Sequence[Engine] = inputs.prefill
+    if inputs.away:  # what is computed there reaches no other engine
+        prefill = [engine for engine in prefill if not cut_off(inputs, engine)]
+    if not prefill:
         return alone("no prefill engine")
-    able = partners(inputs.prefill, decode, inputs.model)
+    able = partners(prefill, decode, inputs.model)
     if not able:
-        return alone(_why_alone(inputs, decode))
-    prefill = choose(able)
-    return Plan(prefill, decode, missing, "prefill", computed_tokens(inputs, prefill))
+        return alone(_why_alone(prefill, decode))
+    chosen = choose(able)
+    return Plan(chosen, decode, missing, "prefill", computed_tokens(inputs, chosen))
 
 
-def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
+def _why_alone(prefill: Sequence[Engine], decode: Engine) -> str:
     identity = decode.identity
     if identity is not None and (identity.refusal is not None or not identity.can_split):
         return "shares no KV"
-    if all(engine.family != decode.family for engine in inputs.prefill):
+    if all(engine.family != decode.family for engine in prefill):
         return "families differ"
-    if partners(inputs.prefill, decode):
+    if partners(prefill, decode):
         return "adapters differ"
-    return "same engine" if decode in inputs.prefill else "manifests differ"
+    return "same engine" if decode in prefill else "manifests differ"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from kvrouter.routing.policies.base import decide, in_turn, rebound
+from kvrouter.routing.policies.base import connected, decide, in_turn, rebound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +29,15 @@ class LeastTokens:
     def plan(self, inputs: RouteInputs) -> Plan:
         """The least loaded engine of each role."""
         self._turn += 1
-        return decide(inputs, self._least(inputs.decode), self._least)
+        price = connected(inputs, _TOKENS)
+
+        def least(candidates: Sequence[Engine]) -> Engine:
+            return min(in_turn(candidates, self._turn), key=price)
+
+        return decide(inputs, least(inputs.decode), least)
 
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
     ) -> Engine:
         """The least loaded; among equals the bound one."""
-        return rebound(decode, bound, _TOKENS, own_tokens)
-
-    def _least(self, candidates: Sequence[Engine]) -> Engine:
-        return min(in_turn(candidates, self._turn), key=_TOKENS)
+        return rebound(decode, bound, connected(inputs, _TOKENS), own_tokens)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
-from kvrouter.routing.policies.base import decide, in_turn, rebound
+from kvrouter.routing.policies.base import connected, decide, in_turn, rebound
 from kvrouter.routing.rendezvous import by_affinity
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Prefix:
     def plan(self, inputs: RouteInputs) -> Plan:
         """The cheapest engine of each role; the session's, where nobody holds any of the prompt."""
         self._turn += 1
-        price = pricing(inputs)
+        price = connected(inputs, pricing(inputs))
 
         def cheapest(candidates: Sequence[Engine]) -> Engine:
             if len(candidates) == 1:
@@ -57,7 +57,7 @@ class Prefix:
         def price(engine: Engine) -> float:
             return engine.tokens - saved * held.get(engine, 0)
 
-        return rebound(decode, bound, price if held else attrgetter("tokens"), own_tokens)
+        return rebound(decode, bound, connected(inputs, price if held else _TOKENS), own_tokens)
 
 
 def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:

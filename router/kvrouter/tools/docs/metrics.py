@@ -39,6 +39,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "store": "kv://127.0.0.1:1",
     "kv_events_bind": "tcp://127.0.0.1:0",
     "store_events_connect": "1",
+    "store_events_replay": "2",
     "redis": "redis://127.0.0.1:1/0",
     "admin": True,
     "otlp_traces_endpoint": "http://127.0.0.1:1",

@@ -243,16 +243,22 @@ async def store_rdma(setup: Setup, store: StoreFacts) -> Found:
 @each_node
 async def store_events(setup: Setup, store: StoreFacts) -> Found:
     """With --store-events-connect, the store publishes what it holds."""
-    ports, place = by_engine(setup.settings.store_events_connect), store.url.partition("://")[2]
-    port = ports.get(place, ports.get("", 0))
-    if not port or place.startswith("/"):
-        return
-    try:
-        await try_connection(parse_url(store.url).host, port, setup.deadline_s)
-    except OSError as problem:
-        reason = reason_of(problem) or "no answer in time"
-        yield warning(
-            store.url,
-            f"it publishes no events at port {port}, and so is asked for each prompt: {reason}",
-            "start it with --kv-events-config, or correct --store-events-connect",
-        )
+    settings, place = setup.settings, store.url.partition("://")[2]
+    for flag, what, given in (
+        ("connect", "publishes no events", settings.store_events_connect),
+        ("replay", "repeats no events", settings.store_events_replay),
+    ):
+        ports = by_engine(given)
+        port = ports.get(place, ports.get("", 0))
+        if not port or place.startswith("/"):
+            return
+        try:
+            await try_connection(parse_url(store.url).host, port, setup.deadline_s)
+        except OSError as problem:
+            reason = reason_of(problem) or "no answer in time"
+            yield warning(
+                store.url,
+                f"it {what} at port {port}, and so is asked for each prompt: {reason}",
+                f"start it with --kv-events-config, or correct --store-events-{flag}",
+            )
+            return

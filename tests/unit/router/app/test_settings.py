@@ -97,3 +97,36 @@ def test_hosts_without_as_many_ports_are_wrong_use() -> None:
 
 def test_both_spellings_of_an_engine_are_one_engine() -> None:
     assert engines(decode=["d:8200"], decoder_hosts=["d"]) == {"d:8200": "decode"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"store_events_connect": ["1"], "store_events_replay": ["2"]}, "needs store nodes"),
+        (
+            {"store": "lmcache://a:1", "store_events_connect": ["1"], "store_events_replay": ["2"]},
+            "needs store nodes",
+        ),
+        ({"store": "kv://a:1", "store_events_replay": ["2"]}, "only with --store-events-connect"),
+        ({"store": "kv://a:1", "store_events_connect": ["1"]}, "give --store-events-replay"),
+        (
+            {"store": "kv://a:1", "store_events_connect": ["1"], "store_events_replay": ["1"]},
+            "--store-events-connect 1 needs",
+        ),
+        (
+            {"store": "kv://a:1", "store_events_connect": ["1"], "store_events_replay": ["b:1=2"]},
+            "give --store-events-replay",
+        ),
+    ],
+)
+def test_events_of_nodes_need_nodes_and_the_port_of_their_replays(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(RouterSettings, {"decode": ["a:1"], **given})
+
+
+def test_a_member_that_is_unknown_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "--kv-events-config", '{"endpiont": "tcp://127.0.0.1:1"}']) == 2
+    told = "--kv-events-config: 'endpiont': there is no such member; correct its name"
+    assert told in capsys.readouterr().err

@@ -147,6 +147,37 @@ def test_a_decode_leg_is_bound_again_only_to_a_better_candidate(
         assert chosen is bound
 
 
+def at_node(port: int, role: Role, node: str) -> Engine:
+    made = engine(port, role)
+    made.identity = Identity(("m",), node=node)
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_policy_prefills_where_the_store_node_is_away(name: str) -> None:
+    policy = make_policy(name)
+    here, gone = (at_node(port, Role.PREFILL, f"kv://n:{port}") for port in (1, 2))
+    decode = [at_node(3, Role.DECODE, "kv://n:1")]
+    request = RouteInputs(48, decode, [here, gone], away=["kv://n:2"])
+    assert [policy.plan(request).prefill for _ in range(3)] == [here] * 3
+    alone = policy.plan(RouteInputs(48, decode, [gone], away=["kv://n:2"]))
+    assert (alone.prefill, alone.why) == (None, "no prefill engine")
+    gone.family = "nixl"  # which needs no store
+    decode[0].family = "nixl"
+    assert policy.plan(request).prefill is gone
+
+
+@pytest.mark.parametrize("name", ["least_tokens", "prefix"])
+def test_a_decode_engine_whose_store_node_is_away_costs_the_whole_prompt_more(name: str) -> None:
+    policy = make_policy(name)
+    here, gone = (at_node(port, Role.DECODE, f"kv://n:{port}") for port in (1, 2))
+    request = RouteInputs(48, [gone, here], away=["kv://n:2"])
+    assert [policy.plan(request).decode for _ in range(3)] == [here] * 3
+    assert policy.rebind(request, [gone, here], gone, 0) is here
+    here.tokens = here.computing_tokens = 500
+    assert policy.plan(request).decode is gone
+
+
 def test_prefix_prefers_the_engine_that_holds_more() -> None:
     decode = [engine(n, Role.DECODE) for n in range(1, 4)]
     matches = {decode[0]: 1, decode[1]: 5, decode[2]: 3}

@@ -88,7 +88,7 @@ const showHead = (snapshot, names) => {
   say(byId("state"), words);
   attr(byId("state"), "class", `pill ${router.state}`);
   say(byId("about"), [router.models.join(", ") || "no model yet", `policy ${router.policy}`, `version ${router.version}`, `up ${span(router.uptime_s)}`].join(" · "));
-  say(byId("lacking"), router.lacking.map((text) => sentence(text.endsWith(" down") ? `${text}: ${whoIsDown(snapshot, names)}` : text)).join(" "));
+  say(byId("lacking"), router.lacking.map((text) => sentence(text.replace(/ down: .*/, () => ` down: ${whoIsDown(snapshot, names)}`))).join(" "));
   attr(byId("lacking"), "class", `lacking ${router.state}`);
   document.title = router.state === "ok" ? `${plural(snapshot.load.running, "request")} · kvrouter` : `${words} · kvrouter`;
 };

@@ -64,6 +64,39 @@ def test_a_url_that_cannot_be_used_is_refused_with_its_form(url: str) -> None:
         store_urls([url])
 
 
+def test_a_wrong_option_is_refused_with_the_options_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"with options of tp=COUNT, pp=COUNT, .*seed=TEXT$"):
+        store_urls(["mooncake://host:9003?tpp=2"])
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss+cluster", "valkey", "infinistore"])
+def test_a_tier_is_sent_to_the_flag_of_tiers_and_its_password_to_no_message(scheme: str) -> None:
+    with pytest.raises(ValueError, match="give it to `kvrouter store --tier`") as refused:
+        store_urls([f"{scheme}://:secret@host:6379"])
+    assert "secret" not in str(refused.value)
+
+
+async def test_an_engine_whose_blocks_do_not_divide_chunks_is_warned_of_when_it_joins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for size, warned in ((BLOCK_TOKENS * 4, False), (BLOCK_TOKENS * 4 + 1, True)):
+        await foreign_store(f"lmcache://host:9300?chunk_size={size}").joins(IDENTITY)
+        assert ("do not divide chunks" in caplog.text) is warned
+
+
+async def test_a_server_that_refuses_connections_is_named_in_one_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    view = foreign_store("mooncake://127.0.0.1:1")
+    await view.start(10)
+    await view.close()
+    (line,) = caplog.messages
+    assert line == (
+        "store mooncake://127.0.0.1:1 is away: Connection refused; see that it runs, and that this "
+        "is the --metrics_port of a Mooncake master"
+    )
+
+
 def test_nodes_of_the_store_are_named_as_before() -> None:
     assert store_urls(["kv://Host:7400/", "kvs://b:1"]) == ["kv://host:7400", "kvs://b:1"]
     with pytest.raises(ValueError, match="kv://HOST:PORT"):
@@ -205,6 +238,6 @@ async def test_a_server_of_another_kind_is_away(
     store.wrong = True
     view = await asked(store)
     assert not view.peer.connected
-    assert "answers 404" in caplog.text
+    assert "/batch_query_keys answers 404; see that it runs, and that this is the" in caplog.text
     await view.close()
     await view.close()

@@ -30,6 +30,7 @@ class FakeNode(FakeStore):
 
     url: str = ""
     connected: bool = True
+    on_change: Callable[[str], None] = lambda why: None
     started: bool = False
     closed: bool = False
     waited: list[int] = field(default_factory=list)
@@ -299,3 +300,22 @@ async def test_outcomes_of_a_node_that_left_still_count(make: Make) -> None:
     await view.wait(NAME, HASHES, 1, 1.0, node=A)
     view.follow([B])
     assert counted == view.counts == {"landed": 1}
+
+
+async def test_the_log_says_when_a_node_joins_is_away_returns_and_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "kvrouter.prefix.stores.nodes")
+    client = FakeNode(1, url=A)
+    view = NodesView(lambda url: client)  # type: ignore[arg-type, return-value]
+    view.follow([A])
+    for why in ("", "Connection refused", "Connection refused", "", ""):
+        client.on_change(why)
+    view.follow([])
+    await view.close()
+    assert [(each.levelname, each.message) for each in caplog.records] == [
+        ("INFO", f"store node {A} joins"),
+        ("WARNING", f"store node {A} is away: Connection refused"),
+        ("INFO", f"store node {A} answers again"),
+        ("INFO", f"store node {A} leaves"),
+    ]

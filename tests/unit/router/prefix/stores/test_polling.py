@@ -65,7 +65,7 @@ def view_of(script: Script) -> PollingView:
         script.clock.pass_s(seconds)
         await asyncio.sleep(0)
 
-    return PollingView(HttpPeer("", ""), script, script.clock, sleep)
+    return PollingView(HttpPeer("", "", ""), script, script.clock, sleep)
 
 
 async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
