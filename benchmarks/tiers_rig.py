@@ -33,8 +33,8 @@ class Node(StoreProcess):
     def __init__(self, folder: Path, memory_bytes: int, tier: str = "", *flags: str) -> None:
         folder.mkdir()
         below = ("--tier", tier, "--tier-memory", str(TIER_MEMORY)) if tier else ()
-        timeout = ("--tier-timeout", str(PATIENCE_S))
-        super().__init__(folder, str(memory_bytes), *below, *timeout, *flags)
+        super().__init__(folder, str(memory_bytes), *below, *flags)
+        self.program = ["-m", "tests.fakes.patient_store"]
         self._tiers = 1 if tier else 0
 
     def __enter__(self) -> Self:

@@ -21,7 +21,10 @@ words 640), several store nodes (Python 790, of which 324 let an engine read oth
 words 100), what newcomers missed with vLLM (words 110), landing in fleets on
 Mooncake Store or LMCache (Python 560; words 370), store nodes that publish what they hold and that
 discovery finds (Python 600, C++ 20; words 420), a doctor who asks for a tier (Python 15; words 50),
-speed of tiers (C++ 15; words 100).
+speed of tiers (C++ 15; words 100); what a node says of tiers that are away or full, and the router
+of nodes (Python 230, of which 15 in the request path, C++ 5; words 490), engines and nodes of one
+Kubernetes node (Python 40), values of Redis without copies (Python 220), several threads for one
+prompt, and first tokens on a GPU (Python 280; words 190).
 """
 
 from collections.abc import Callable, Iterable
@@ -111,12 +114,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 50_900),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 51_500),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_680),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_090),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_690),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_110),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 32_170),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 32_870),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

@@ -1,4 +1,4 @@
-"""`kvrouter store` where a tier needs longer than --tier-timeout may be: on emulated machines."""
+"""`kvrouter store` where a tier needs longer than --tier-timeout may be: on emulated or busy machines."""
 
 import sys
 
