@@ -1,4 +1,4 @@
-"""`kvrouter store` where a tier needs longer than --tier-timeout may be: on emulated or busy machines."""
+"""`kvrouter store` for slow machines: its tiers may take longer than --tier-timeout allows."""
 
 import sys
 

@@ -28,6 +28,8 @@ class Script:
         held_s: how many blocks it was told to hold.
     """
 
+    server: ClassVar[str] = "a script"
+    forms: ClassVar[str] = "none"
     health_path: ClassVar[str] = "/"
     keeps_engines: ClassVar[bool] = True
 
