@@ -46,14 +46,14 @@ class Fleet:
 async def fleet(folder: Path, redis: str) -> AsyncIterator[Fleet]:
     """Start it on loopback: a router with keys, an alias, a file of engines and Redis; ends it.
 
-    The store has a tenant, a quota and a disk, and too little memory for the documents. One decode
-    engine has other weights than the rest; that of `LONELY` fails most requests.
+    The store has a tenant, a quota, a disk, a tier, and too little memory for the documents. One
+    decode engine has other weights than the rest; that of `LONELY` fails most requests.
     """
     _write_files(folder)
     async with Children(folder) as children:
         store = await children.start(
             "store",
-            *("store", "--port", "0", "--http-port", "0", "--memory", "16MiB"),
+            *("store", "--port", "0", "--http-port", "0", "--memory", "16MiB", "--tier", redis),
             *("--unix-socket", str(folder / "store.sock"), "--quota", "fleet=8MiB"),
             *("--token-file", str(folder / "tokens")),
             *("--disk", str(folder / "disk"), "--disk-size", "128MiB"),
