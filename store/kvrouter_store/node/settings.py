@@ -354,10 +354,10 @@ class StoreSettings(RdmaSettings, BaseSettings):
 
     @model_validator(mode="after")
     def _flags_of_a_tier(self) -> Self:
-        given = self.model_fields_set & {"tier_timeout", "tier_memory"}
-        if given and not self.tier:
-            flag = min(given).replace("_", "-")
-            raise ValueError(f"--{flag} needs --tier: give a URL, or leave it out")
+        for name in () if self.tier else ("tier_memory", "tier_timeout"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} needs --tier: give a URL, or leave it out")
         return self
 
     @field_validator("quota")

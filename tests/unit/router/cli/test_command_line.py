@@ -100,7 +100,10 @@ def test_lists_in_the_environment_are_split_at_commas_and_blanks(
         ([*ENGINES, "--port", "70000"], "--port '70000': give at most 65535"),
         ([*ENGINES, "--port", "x"], "--port 'x': give a whole number"),
         ([*ENGINES, "--prefill-threshold", "-1"], "--prefill-threshold '-1': give at least 0"),
-        ([*ENGINES, "--store", "redis://x"], "write kv://HOST:PORT"),
+        (
+            [*ENGINES, "--store", "redis://x"],
+            "give it to `kvrouter store --tier`, and kv://HOST:PORT",
+        ),
         ([*ENGINES, "--kv-events-bind", "127.0.0.1"], "give it as tcp://HOST:PORT"),
         ([*ENGINES, "--bootstrap-port", "a:1=0"], "give it as PORT or HOST:PORT=PORT"),
         ([*ENGINES, "--data-parallel-size", "0"], "--data-parallel-size: '0': give it as COUNT or"),
