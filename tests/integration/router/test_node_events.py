@@ -26,7 +26,6 @@ from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.events.publisher import COUNT_BITS
-from kvrouter_store.events.settings import KVEventsConfig
 from kvrouter_store.identity.block import Manifest
 
 Json = dict[str, Any]
@@ -34,6 +33,10 @@ MANIFEST, OTHER = manifest_of(64), manifest_of(128)
 BLOCKS = 12
 CHAIN = chain_of(BLOCKS)
 PATIENCE_S = 20.0
+NODE = (
+    *(sys.executable, "-c", RUN, "--port", "0", "--http-port", "0"),
+    *("--memory", "16MiB", "--unix-socket", "none"),
+)
 
 
 @dataclass
@@ -303,18 +306,20 @@ async def test_a_node_that_left_is_forgotten(start: Start, router: Watch) -> Non
     await here.holds(nodes[1], BLOCKS)
 
 
-def test_a_node_of_several_tenants_publishes_nothing(tmp_path: Path) -> None:
-    from kvrouter_store.node.process import run
-    from kvrouter_store.node.settings import StoreSettings
+def refusal(config: Json, *flags: str) -> str:
+    """What a node says that refuses to start with `config` for its events."""
+    command = [*NODE, "--kv-events-config", json.dumps(config), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    return done.stderr
 
+
+def test_a_node_of_several_tenants_publishes_nothing(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a:" + "x" * 32 + "\nb:" + "y" * 32 + "\n")
     tokens.chmod(0o600)
-    config = KVEventsConfig(enable_kv_cache_events=True)
-    settings = StoreSettings(
-        token_file=str(tokens), kv_events_config=config, port=0, http_port=0, unix_socket="none"
-    )
-    assert run(settings) == 2
+    told = refusal({"enable_kv_cache_events": True}, "--token-file", str(tokens))
+    assert "a node of several tenants publishes none" in told
 
 
 @pytest.mark.parametrize(
@@ -328,9 +333,7 @@ def test_events_for_other_hosts_need_a_token_or_insecure(
     (tmp_path / "tokens").chmod(0o600)
     (port,) = free_ports(1)
     config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"}
-    command = [sys.executable, "-c", RUN, "--port", "0", "--http-port", "0"]
-    command += ["--memory", "16MiB", "--unix-socket", "none"]
-    command += ["--kv-events-config", json.dumps(config), *flags]
+    command = [*NODE, "--kv-events-config", json.dumps(config), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
         assert node.stdout is not None
         assert node.stderr is not None
@@ -343,16 +346,8 @@ def test_events_for_other_hosts_need_a_token_or_insecure(
 
 
 @pytest.mark.parametrize("endpoint", ["7401", "tcp://127.0.0.1"])
-def test_an_endpoint_that_cannot_be_used_is_refused_with_its_form(
-    endpoint: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from kvrouter_store.node.process import run
-    from kvrouter_store.node.settings import StoreSettings
-
-    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint)
-    memory: Json = {"port": 0, "http_port": 0, "unix_socket": "none", "memory": 16 << 20}
-    assert run(StoreSettings(kv_events_config=config, **memory)) == 2
-    told = capfd.readouterr().err
+def test_an_endpoint_that_cannot_be_used_is_refused_with_its_form(endpoint: str) -> None:
+    told = refusal({"enable_kv_cache_events": True, "endpoint": endpoint})
     assert f"cannot listen at {endpoint}: Invalid argument; give tcp://HOST:PORT" in told
 
 
