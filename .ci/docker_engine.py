@@ -103,10 +103,17 @@ def install_tools() -> None:
 
 
 def unpacked_engine(cache: Path) -> Path:
-    """A folder with the engine's packages unpacked; fetched once."""
+    """A folder with the engine's packages unpacked; fetched once, also where several ask."""
     root = cache / f"engine-{ENGINE_SUITE}"
-    if root.exists():
-        return root
+    with (cache / "engine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            unpack_engine(cache, root)
+    return root
+
+
+def unpack_engine(cache: Path, root: Path) -> None:
+    """Fetch and unpack the engine's packages to `root`."""
     say(f"fetching Debian's {', '.join(ENGINE_PACKAGES)} from {ENGINE_SUITE}")
     with tempfile.TemporaryDirectory(dir=cache) as name:
         work = Path(name)
@@ -130,7 +137,6 @@ def unpacked_engine(cache: Path) -> Path:
         for package in (work / "debs").glob("*.deb"):
             quietly(["dpkg-deb", "--extract", package, work / "root"])
         (work / "root").rename(root)
-    return root
 
 
 def root_tarball(cache: Path, name: str, suite: str, packages: str, setup: str) -> Path:

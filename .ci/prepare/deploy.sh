@@ -16,7 +16,7 @@ unpack() { # PROGRAM PACKAGE: where the program is missing
   (cd "$folder" && apt-get download "$2" && dpkg-deb --extract ./*.deb "$CACHE/deploy")
   rm -r "$folder"
 }
-[ "$(id -u)" != 0 ] || apt-get update
+[ "$(id -u)" != 0 ] || (flock 9 && apt-get update) 9> build/ci/apt.lock # others install packages at the same time
 unpack promtool prometheus
 unpack nginx nginx
 command -v docker-compose > /dev/null || ln -sf "$(compose)" "$CACHE/deploy/usr/bin/"
