@@ -284,6 +284,9 @@ async def test_an_engine_belongs_to_the_ready_store_on_its_host(
         place("kvstore-z", "10.0.1.9", "store", "gpu-a")
         await heard.until(lambda: "kv://10.0.1.9:7400" in (heard.members or ()))
         assert dict(context.nodes) == {"10.0.0.97:8000": "kv://10.0.1.9:7400"}
+        place("kvstore-z", "10.0.1.9", "store", "gpu-a", ready=False)
+        await heard.until(lambda: "kv://10.0.1.9:7400" not in (heard.members or ()))
+        assert dict(context.nodes) == {"10.0.0.97:8000": "kv://10.0.1.9:7400"}  # it writes there
 
 
 async def test_bootstrap_ports_of_flags_win_over_those_of_annotations(

@@ -74,6 +74,7 @@ class KubernetesSource:
         self._times = times
         self._bootstrap_ports: dict[str, int] = {}
         self._nodes: dict[str, str] = {}
+        self._stores: dict[str, str] = {}  # of hosts with engines: also one that left
         context.bootstrap_ports.maps.append(self._bootstrap_ports)
         context.nodes.maps.append(self._nodes)
         self._told: dict[str, str] = {}  # of odd objects, as they were logged
@@ -153,9 +154,15 @@ class KubernetesSource:
         self._bootstrap_ports.clear()
         self._bootstrap_ports.update(ports)
         stores = {f.host: f.address for f in found if f.role is Role.STORE and f.host}
-        engines = [f for f in found if f.role is not Role.STORE and f.host in stores]
+        engines = {f.host for f in found if f.role is not Role.STORE}
+        kept = {host: url for host, url in self._stores.items() if host in engines}
+        self._stores = kept | stores
         self._nodes.clear()
-        self._nodes.update((bare_address(f.address), stores[f.host]) for f in engines)
+        self._nodes.update(
+            (bare_address(f.address), self._stores[f.host])
+            for f in found
+            if f.role is not Role.STORE and f.host in self._stores
+        )
         listener.named(both_roles((each.address, each.role) for each in found))
         for name, sentence in mirror.odd.items():
             if self._told.get(name) != sentence:

@@ -107,7 +107,14 @@ class StoreView(Protocol):
 
     @property
     def nodes(self) -> Collection[str]:
-        """URLs of its nodes, if it has several and each engine writes to one of them."""
+        """URLs of its nodes, if it has or had several and each engine writes to one of them."""
+
+    @property
+    def out_of_reach(self) -> Collection[str]:
+        """URLs of several nodes that are not connected, or that left; engines may still name them.
+
+        What such an engine computes reaches no other.
+        """
 
     async def start(self, wait_s: float) -> None:
         """Connect in the background; returns when all is connected, or after `wait_s`."""
@@ -120,6 +127,9 @@ class StoreView(Protocol):
 
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
         """The manifest and the leading blocks that an engine's prefill leg puts into this store."""
+
+    def current(self, manifest: str) -> str:
+        """The manifest by which an engine that joined with this one was last heard to write."""
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
@@ -141,6 +151,7 @@ class StoreView(Protocol):
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 
+        manifest: by which they are written now: from `promised` or `current`.
         held: which of them were there already. node: where they are written; None or unknown: at
             any node.
 

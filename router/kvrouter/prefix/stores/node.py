@@ -51,8 +51,10 @@ class Manifests:
         return self.groups.get(manifest) or (CacheGroup(manifest),)
 
     def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """An engine that joined with one manifest names its blocks by another."""
-        if self.renamed.get(joined) != manifest:
+        """An engine that joined with one manifest names its blocks by another, or by it again."""
+        if joined == manifest:
+            self.renamed.pop(joined, None)
+        elif self.renamed.get(joined) != manifest:
             self.renamed[joined] = manifest
             self.groups[manifest] = groups
 
@@ -100,7 +102,8 @@ class NodeView:
         if not hashes:
             return 0
         try:
-            return await loadable(self.store, await self._groups_of(manifest), hashes)
+            groups = await self._groups_of(self.manifests.current(manifest))
+            return await loadable(self.store, groups, hashes)
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return 0
@@ -146,7 +149,6 @@ class NodeView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
-        manifest = self.manifests.current(manifest)
         resolved = self.manifests.resolved.get(manifest)
         if resolved is not None:
             return resolved

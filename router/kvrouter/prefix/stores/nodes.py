@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.prefix.stores.node import Manifests, NodeView
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.node_index import NodeIndex
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
+
+MAX_LEFT: Final = 1024
+"""Nodes that left, of which the latest are remembered."""
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class NodesView:
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _turn: int = field(default=0, init=False)
     _lost: set[str] = field(default_factory=set, init=False)  # URLs, as the log has it
+    _several: bool = field(default=False, init=False)  # also when one of them is left
+    _left: dict[str, None] = field(default_factory=dict, init=False)  # URLs; engines may name them
 
     @property
     def clients(self) -> list[AsyncStoreClient]:
@@ -54,13 +59,18 @@ class NodesView:
 
     @property
     def away(self) -> list[str]:
-        """URLs of the nodes that are not connected."""
+        """See `StoreView`."""
         return [client.url for client in self.clients if not client.connected]
+
+    @property
+    def out_of_reach(self) -> Collection[str]:
+        """See `StoreView`."""
+        return {*self.away, *self._left} if self._several else ()
 
     @property
     def nodes(self) -> Collection[str]:
         """See `StoreView`."""
-        return self._views if len(self._views) > 1 else ()
+        return self._views if self._several else ()
 
     def follow(self, urls: Iterable[str]) -> None:
         """Ask these nodes from now on."""
@@ -69,6 +79,10 @@ class NodesView:
             view = before.pop(url, None) or self._opened(url)
             if view is not None:
                 self._views[url] = view
+        self._several = self._several or len(self._views) > 1
+        self._left = {url: None for url in (*self._left, *before) if url not in self._views}
+        for url in list(self._left)[:-MAX_LEFT]:
+            del self._left[url]
         for gone in before.values():
             log.info("store node %s leaves", gone.store.url)
             self._lost.discard(gone.store.url)
@@ -100,9 +114,13 @@ class NodesView:
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
         """As its connector says, which may name blocks otherwise than when the engine joined."""
         joined, manifest = identity.manifest if identity else None, handoff.manifest
-        if joined and manifest and joined != manifest:
+        if joined and manifest:  # also the same again: it may have been reset before it restarted
             self.rename(joined, manifest, handoff.groups)
         return manifest, handoff.blocks
+
+    def current(self, manifest: str) -> str:
+        """See `StoreView`."""
+        return self._manifests.current(manifest)
 
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
@@ -118,7 +136,7 @@ class NodesView:
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
-        if len(self._views) == 1:
+        if len(self._views) == 1 and not self._several:
             (view,) = self._views.values()
             return StoreMatch(await view.match(manifest, hashes))
         urls = list(self._views)
@@ -147,9 +165,12 @@ class NodesView:
     ) -> LandingResult:
         """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
         views, wanted = self._views, (manifest, hashes, upto, deadline_s)
-        if len(views) == 1:
+        if len(views) == 1 and not self._several:
             (view,) = views.values()
             return await view.wait(*wanted, held=held.blocks, lease=lease)
+        if node in self._left:
+            self.counts[LandingOutcome.STORE_AWAY] += 1
+            return LandingResult(LandingOutcome.STORE_AWAY)
         if node is not None and node in views:
             views = {node: views[node]}
         return await _first_landed(

@@ -60,6 +60,7 @@ class PollingView:
     """Matches by one look, and awaits landings by looking again, with growing pauses."""
 
     nodes: ClassVar[tuple[str, ...]] = ()
+    out_of_reach: ClassVar[tuple[str, ...]] = ()
 
     peer: HttpPeer  # answers the catalogue; started and closed here
     catalogue: Catalogue
@@ -96,6 +97,10 @@ class PollingView:
         if identity is None or not identity.block_tokens:
             return None, 0
         return identity.manifest, max(0, (handoff.prompt_tokens or 0) - 1) // identity.block_tokens
+
+    def current(self, manifest: str) -> str:
+        """See `StoreView`: no engine renames its blocks here."""
+        return manifest
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks that are there; 0 if the store does not answer."""

@@ -94,7 +94,7 @@ class InputsBuilder:
             session=session,
             store_blocks={m: found.blocks for m, found in (prompt.stored or _NO_MANIFEST).items()},
             prefill_threshold=self._threshold(context),
-            away=self.store.away if self.store is not None and self.store.nodes else (),
+            away=self.store.out_of_reach if self.store is not None else (),
             split=family.unsplittable(request) is None,
             model=context.model,
         )

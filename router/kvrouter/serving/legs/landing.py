@@ -86,6 +86,7 @@ class LandingWaiter:
         `land` then awaits the same. The caller must cancel its task; a lease stays the context's.
         """
         chain = (context.prompt.hashes or b"")[: pending.blocks * HASH_BYTES]
+        manifest = self.store.current(manifest) if self.store is not None else manifest
         wait = self._wait(context, manifest, chain, pending.wait_s, pending.node)
         task = asyncio.create_task(wait, name="landing")
         context.route.awaited = AwaitedLanding(manifest, pending.blocks, task, pending.node)
@@ -101,7 +102,14 @@ class LandingWaiter:
         upto = min(held.at(node) + blocks, pending.blocks)
         hashes = context.prompt.hashes or b""
         landing = await self.store.wait(
-            manifest, hashes, upto, pending.wait_s, held=held, node=node, lease=False, origin=origin
+            self.store.current(manifest),
+            hashes,
+            upto,
+            pending.wait_s,
+            held=held,
+            node=node,
+            lease=False,
+            origin=origin,
         )
         return landing.outcome is LandingOutcome.LANDED
 

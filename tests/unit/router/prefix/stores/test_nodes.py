@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.router.prefix.stores.test_node import (
     HASHES,
+    MANIFEST,
     NAME,
     RENEWED,
     FakeLease,
@@ -17,7 +18,7 @@ from tests.unit.router.prefix.stores.test_node import (
 from kvrouter.engines.engine import CacheGroup, Identity
 from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch
-from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter.prefix.stores.nodes import MAX_LEFT, NodesView
 from kvrouter_store.client.results import Match
 from kvrouter_store.identity.block import Manifest
 
@@ -34,6 +35,7 @@ class FakeNode(FakeStore):
     started: bool = False
     closed: bool = False
     waited: list[int] = field(default_factory=list)
+    waited_for: list[Manifest] = field(default_factory=list)
     leases: list[FakeLease] = field(default_factory=list)
     together: asyncio.Barrier | None = None  # where matches of several nodes meet
 
@@ -55,6 +57,7 @@ class FakeNode(FakeStore):
         self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
     ) -> FakeWaited:
         self.waited.append(len(hashes) // 32)
+        self.waited_for.append(manifest)
         if self.together is not None:
             await self.together.wait()
         found = await super().wait(manifest, hashes, upto, deadline_s, lease)
@@ -198,6 +201,28 @@ async def test_engines_that_rename_their_blocks_do_so_at_every_node(make: Make) 
     assert view.difference(NAME, RENEWED.digest.hex()) == "spec.weights_revision: r1 and r2"
 
 
+async def test_an_engine_that_restarted_names_its_blocks_as_when_it_joined_again(
+    make: Make,
+) -> None:
+    view, nodes = make(1, 1)
+    for node in nodes:
+        node.registered.append(RENEWED)
+    joined = Identity(("m",), manifest=NAME)
+    for said in (RENEWED.digest.hex(), NAME):
+        assert view.promised(Handoff(manifest=said, blocks=1), joined) == (said, 1)
+        assert view.current(NAME) == said
+    await view.match(NAME, HASHES)
+    assert [node.matched for node in nodes] == [[MANIFEST], [MANIFEST]]
+
+
+async def test_a_landing_is_awaited_by_the_name_that_the_hand_off_says(make: Make) -> None:
+    view, (a, _) = make(1, 1)
+    a.registered.append(RENEWED)
+    view.rename(NAME, RENEWED.digest.hex(), ())  # another engine: this one was not reset yet
+    assert (await view.wait(NAME, HASHES, 1, 1.0, node=A)).outcome is LandingOutcome.LANDED
+    assert a.waited_for == [MANIFEST]
+
+
 async def test_a_landing_is_awaited_where_its_engine_writes(make: Make) -> None:
     view, nodes = make(4, 4)
     held = StoreMatch(3, {A: 1, B: 3})
@@ -300,6 +325,40 @@ async def test_outcomes_of_a_node_that_left_still_count(make: Make) -> None:
     await view.wait(NAME, HASHES, 1, 1.0, node=A)
     view.follow([B])
     assert counted == view.counts == {"landed": 1}
+
+
+async def test_the_last_of_several_nodes_is_still_named(make: Make) -> None:
+    view, _ = make(2, 4)
+    view.follow([B])
+    found = await view.match(NAME, HASHES)
+    assert (found.nodes, found.source(A)) == ({B: 4}, B)
+    assert (await view.wait(NAME, HASHES, 4, 1.0, node=B)).node == B
+    assert list(view.nodes) == [B]
+
+
+async def test_at_a_node_that_left_nothing_is_awaited_and_it_is_out_of_reach(make: Make) -> None:
+    view, (a, *_) = make(2, 4, 1)
+    view.follow([B])
+    a.asked.clear()
+    assert (await view.wait(NAME, HASHES, 1, 9.0, node=A)).outcome is LandingOutcome.STORE_AWAY
+    assert (a.asked, view.away, view.out_of_reach) == ([], [], {A, C})
+    view.follow([A, B])
+    assert view.out_of_reach == {C}
+    assert (await view.wait(NAME, HASHES, 1, 1.0, node=A)).outcome is LandingOutcome.LANDED
+
+
+async def test_only_the_latest_nodes_that_left_are_remembered(make: Make) -> None:
+    view, _ = make(1, 1)
+    view.open_client = lambda url: FakeNode(1, url=url)  # type: ignore[assignment, return-value]
+    view.follow(many := [f"kv://n{number}:1" for number in range(MAX_LEFT + 1)])
+    view.follow([])
+    assert view.out_of_reach == set(many[1:])
+
+
+async def test_one_node_alone_is_never_out_of_reach(make: Make) -> None:
+    view, (node,) = make(1)
+    node.connected = False
+    assert (view.away, list(view.out_of_reach)) == ([A], [])
 
 
 async def test_the_log_says_when_a_node_joins_is_away_returns_and_leaves(
