@@ -300,7 +300,8 @@ class Sequencer:
         """
         if self.next:  # else nothing was known but that nothing had been sent
             self.output.count("restarts", message.sequence, self.next)
-        if replayed and self._start == 0:
+        # Asked from a number of another life on, it has repeated all that it keeps.
+        if replayed and (self._start == 0 or _life(message.sequence) != _life(self._start)):
             self._begin_anew(message)
         else:
             self.output.forget()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.unit.router.conftest import Clock
@@ -204,6 +205,26 @@ class NodeAndRouter(RuleBasedStateMachine):
 
 TestNodeAndRouter = NodeAndRouter.TestCase
 TestNodeAndRouter.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_replay_tells_all_of_a_restarted_node_whether_its_numbers_are_higher_or_lower(
+    later: bool,
+) -> None:
+    fleet = NodeAndRouter()
+    fleet.begin(replays=True)
+    for name in NAMES[:8]:
+        fleet.put(name, A)
+    fleet.take(8)
+    fleet.answer()
+    fleet.restart_node(keeps=True, later=later)  # the router asks from the old life's number on
+    for _ in range(4):
+        fleet.take(3)
+    fleet.sockets.wire.clear()
+    for _ in range(2):  # after an empty answer it asks from 0 on
+        fleet.answer()
+    assert fleet.router.complete
+    assert fleet.router.held() == fleet.server.held
 
 
 def told(manifest: bytes | None, *names: bytes) -> BlockStored:
