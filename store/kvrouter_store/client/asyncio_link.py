@@ -8,6 +8,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from kvrouter_store import _core
@@ -44,7 +45,8 @@ class AsyncLink(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, _Pending] = {}
-        self._orphans: set[int] = set()
+        self._orphans: dict[int, float] = {}  # requests without a caller; when a reply is due
+        self._deadline_s = 0.0
         self._request_id = 0
         self._unsent: list[bytes] = []
         self._flushing = False
@@ -60,7 +62,8 @@ class AsyncLink(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def shake_hands(self, name: str, token: str, deadline_s: float) -> HelloReply:
-        """Say HELLO."""
+        """Say HELLO. The node has `deadline_s` to answer it, and later each CANCEL."""
+        self._deadline_s = deadline_s
         hello = await self.ask(HelloReply, deadline_s, _core.encode_hello, name=name, token=token)
         self.epoch = hello.epoch
         return hello
@@ -77,7 +80,7 @@ class AsyncLink(asyncio.Protocol):
 
         LinkLost where the connection breaks first; DeadlineExceeded where nothing came in time (the
         connection is then given up); StoreRefused where the node refuses. Cancelling a WAIT cancels
-        it at the node.
+        it at the node, which must answer that in time.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -88,8 +91,7 @@ class AsyncLink(asyncio.Protocol):
         frame = encode(request_id, *arguments, **options)
         answer: asyncio.Future[Reply] = loop.create_future()
         self._pending[request_id] = _Pending(answer, loop.time() + deadline_s)
-        if self._tick is None:
-            self._tick = loop.call_later(TICK_S, self._check_deadlines)
+        self._watch()
         self._send(frame)
         try:
             reply = await answer
@@ -108,7 +110,7 @@ class AsyncLink(asyncio.Protocol):
         """
         if self.standing:
             request_id = self._next_id()
-            self._orphans.add(request_id)
+            self._orphans[request_id] = inf
             self._unsent.append(_core.encode_release(request_id, lease_id))
             if self._unsent_timer is None:
                 self._unsent_timer = self._loop.call_later(RELEASE_SOON_S, self._send_unsent)
@@ -188,7 +190,8 @@ class AsyncLink(asyncio.Protocol):
         """Send a request and drop its reply."""
         if self.standing:
             request_id = self._next_id()
-            self._orphans.add(request_id)
+            self._orphans[request_id] = self._loop.time() + self._deadline_s
+            self._watch()
             self._send(encode(request_id, number))
 
     def _deliver(self, header: Header, reply: "Reply") -> None:
@@ -207,17 +210,17 @@ class AsyncLink(asyncio.Protocol):
 
         The reply may have come in the same turn of the loop: then the caller never sees it.
         """
-        if self._pending.pop(request_id, None) is None:
+        pending = self._pending.pop(request_id, None)
+        if pending is None:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 self._give_up(answer.result())
             return
-        self._orphans.add(request_id)
+        self._orphans[request_id] = pending.due_s
         self._tell(_core.encode_cancel, request_id)
 
     def _take_orphan(self, header: Header, reply: "Reply") -> None:
-        if header.request_id not in self._orphans:
+        if self._orphans.pop(header.request_id, None) is None:
             raise ValueError(f"reply to request {header.request_id} was not asked for")
-        self._orphans.discard(header.request_id)
         if header.op == Op.HELLO:
             raise ValueError("a second HELLO")
         self._give_up(reply)
@@ -226,6 +229,10 @@ class AsyncLink(asyncio.Protocol):
         """Give back the lease of a reply that has no caller any more."""
         if isinstance(reply, AcquireReply | WaitReply) and reply.lease_id:
             self._tell(_core.encode_release, reply.lease_id)
+
+    def _watch(self) -> None:
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         """Give the connection up if a reply is late. One timer serves all requests."""
@@ -236,12 +243,12 @@ class AsyncLink(asyncio.Protocol):
             if not one.answer.done():
                 error = DeadlineExceeded("the store did not answer within the deadline")
                 one.answer.set_exception(error)
-        if late:
+        if late or min(self._orphans.values(), default=inf) <= now_s:
             if not self.lost.done():
                 self.lost.set_result("it did not answer within the deadline")
             self.close()
-        elif self._pending:
-            self._tick = self._loop.call_later(TICK_S, self._check_deadlines)
+        elif self._pending or self._orphans:
+            self._watch()
 
 
 def _why_lost(error: Exception | None) -> StoreUnavailable:

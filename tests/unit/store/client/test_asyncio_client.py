@@ -92,6 +92,23 @@ async def test_a_cancelled_wait_is_cancelled_at_the_node(
     await until(lambda: server.stats()["waits"] == 0)
     assert aio.connected
     assert (await aio.match(MANIFEST, chain_of(1))).blocks == 0
+    assert aio._link is not None
+    assert not aio._link._orphans  # the node has answered both requests: none is ever late
+
+
+async def test_a_node_that_hangs_is_noticed_by_a_wait_that_is_cancelled(
+    server: StoreServer,
+) -> None:
+    assert server.unix_path is not None
+    with Link(server.unix_path) as link:
+        async with AsyncStoreClient(link.url, deadline_s=0.2) as client:
+            waiting = asyncio.create_task(client.wait(MANIFEST, chain_of(2), 2, 60))
+            await until(lambda: server.stats()["waits"] == 1)
+            link.stall()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await until(lambda: not client.connected)
 
 
 async def test_a_cancelled_acquire_leaves_no_lease(
