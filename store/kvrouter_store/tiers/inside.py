@@ -1,6 +1,6 @@
 """The other end of isolated.py: a process with one tier, which answers requests on its stdin.
 
-    python -m kvrouter_store.tiers.inside URL DESCRIPTOR_OF_THE_MEMORY
+    KVROUTER_STORE_TIER=URL python -m kvrouter_store.tiers.inside DESCRIPTOR_OF_THE_MEMORY
 
 A request is a line of JSON: number, operation, arguments; an answer: number, result, error.
 """
@@ -13,7 +13,7 @@ import sys
 from typing import Any, BinaryIO
 
 from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway
-from kvrouter_store.tiers.isolated import MAX_LINE_BYTES
+from kvrouter_store.tiers.isolated import MAX_LINE_BYTES, URL
 from kvrouter_store.tiers.registry import tier_of
 
 
@@ -58,12 +58,12 @@ async def _do(tier: Tier, memory: Memory, operation: str, arguments: list[Any]) 
             return await tier.drop(arguments)
 
 
-def main(url: str, descriptor: str) -> None:
+def main(descriptor: str) -> None:
     """Serve. What clients print goes to stderr, which the node logs."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):
-        asyncio.run(serve(tier_of(url), Memory.of(int(descriptor)), answers))
+        asyncio.run(serve(tier_of(os.environ[URL]), Memory.of(int(descriptor)), answers))
 
 
 if __name__ == "__main__":

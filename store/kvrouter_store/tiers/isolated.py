@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus, shown
 from kvrouter_store.tiers.completion import complete
 
 MAX_LINE_BYTES = 4 << 20
+URL = "KVROUTER_STORE_TIER"
+"""Variable with the child's tier: other users could see a password among its arguments."""
 log = logging.getLogger(__name__)
 
 
@@ -38,8 +41,8 @@ class Isolated:
             sys.executable,
             "-m",
             "kvrouter_store.tiers.inside",
-            self._url,
             str(memory.fd),
+            env={**os.environ, URL: self._url},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -81,7 +84,8 @@ class Isolated:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            await asyncio.gather(*self._readers)  # they end with the process
+            # They end with the process, which may leave half an answer.
+            await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _ask(self, operation: str, arguments: Sequence[object]) -> Any:
         process = self._process
@@ -103,18 +107,20 @@ class Isolated:
             self._waiting.pop(number, None)
 
     async def _take_answers(self, answers: asyncio.StreamReader) -> None:
-        while line := await answers.readline():
-            number, result, error = json.loads(line)
-            waiting = self._waiting.get(number)
-            if waiting is None or waiting.done():
-                continue
-            if error is None:
-                waiting.set_result(result)
-            else:
-                waiting.set_exception(TierAway(error))
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(TierAway("its process has ended"))
+        try:
+            while line := await answers.readline():
+                number, result, error = json.loads(line)
+                waiting = self._waiting.get(number)
+                if waiting is None or waiting.done():
+                    continue
+                if error is None:
+                    waiting.set_result(result)
+                else:
+                    waiting.set_exception(TierAway(error))
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(TierAway("its process has ended"))
 
     async def _log(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
