@@ -9,7 +9,7 @@ from kvrouter_store.identity.chain import BlockHashes
 from kvrouter_store.tiers.base import TierStatus
 from kvrouter_store.tiers.blocks import BlockValues, NodeBlocks
 from kvrouter_store.tiers.completion import complete
-from kvrouter_store.tiers.guard import Guard
+from kvrouter_store.tiers.guard import MOST_KEYS, Guard
 from kvrouter_store.tiers.staging import Staging
 
 BATCHES = 2
@@ -62,9 +62,11 @@ class Fetcher:
     ) -> int:
         """Load what no other request is loading, and wait for the rest."""
         names = [values.name(chain[place]) for place in places]
-        fresh = [k for k, name in enumerate(names) if name not in self._loading]
-        for k in fresh:
-            self._loading[names[k]] = asyncio.get_running_loop().create_future()
+        fresh = []
+        for k, name in enumerate(names):
+            if name not in self._loading:  # nor earlier in this request
+                self._loading[name] = asyncio.get_running_loop().create_future()
+                fresh.append(k)
         arrivals = [self._loading[name] for name in names]
         there = 0
         try:
@@ -105,4 +107,10 @@ class Fetcher:
 
 
 async def _held(tier: Guard, values: BlockValues, hashes: Sequence[bytes]) -> int:
-    return values.leading(await tier.holds(values.keys(hashes)))
+    found, step = 0, max(1, MOST_KEYS // len(values.manifest.parts))
+    for at in range(0, len(hashes), step):
+        asked = hashes[at : at + step]
+        found += values.leading(await tier.holds(values.keys(asked)))
+        if found < at + len(asked):
+            break
+    return found

@@ -25,6 +25,8 @@ START_CALLS = 4
 """And at least as long as so many calls."""
 MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
+MOST_KEYS = 256
+"""To ask for in one call, which has one deadline: InfiniStore looks for one after the other."""
 REFUSED_PAUSE_S = 60.0
 """Least time between two lines about values that a tier does not take."""
 Operation = Literal["holds", "load", "store", "drop"]
@@ -83,7 +85,9 @@ class Guard:
                 pause.failed(now)
                 await self._sleep(pause.remaining_s(now))
         finally:
-            self.up = False
+            if self.up:
+                self.up = False
+                self._changed(False)
             await complete(self._tier.stop())
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.tiers.blocks import Block, BlockValues, NodeBlocks
 from kvrouter_store.tiers.completion import complete
-from kvrouter_store.tiers.guard import Guard
+from kvrouter_store.tiers.guard import MOST_KEYS, Guard
 from kvrouter_store.tiers.staging import Staging
 
 BATCHES = 2
@@ -66,7 +66,9 @@ class Writer:
 
 async def _lacking(tier: Guard, values: BlockValues, blocks: Sequence[Block]) -> set[Block]:
     """The blocks of which the tier does not have all values."""
-    held = await tier.holds(values.keys([block.hash for block in blocks]))
+    keys, held = values.keys([block.hash for block in blocks]), list[bool]()
+    for at in range(0, len(keys), MOST_KEYS):
+        held += await tier.holds(keys[at : at + MOST_KEYS])
     parts = len(held) // len(blocks)
     return {each for k, each in enumerate(blocks) if not all(held[k * parts : (k + 1) * parts])}
 

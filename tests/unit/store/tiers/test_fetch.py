@@ -10,6 +10,7 @@ from tests.unit.store.tiers.test_blocks import BLOCKS, CHAIN, HASHES, MANIFEST, 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import BlockHashes
+from kvrouter_store.tiers import fetch, write
 from kvrouter_store.tiers.base import Item, Memory, TierStatus
 from kvrouter_store.tiers.blocks import NodeBlocks
 from kvrouter_store.tiers.fetch import Fetcher
@@ -27,11 +28,13 @@ class DictTier:
         self.name = name
         self.values: dict[str, bytes] = {}
         self.loads = 0
+        self.asked: list[int] = []
 
     async def start(self, memory: Memory) -> None:
         self._view = memory.view
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:
+        self.asked.append(len(keys))
         await asyncio.sleep(0)
         return [key in self.values for key in keys]
 
@@ -145,3 +148,36 @@ async def test_what_all_tiers_have_is_not_read_from_the_node(side: Side) -> None
     stored = [guard.values["store", "ok"] for guard in side.guards]
     await side.writer.write(VALUES, BLOCKS)  # the node has none of them any more
     assert [guard.values["store", "ok"] for guard in side.guards] == stored == [12, 12]
+
+
+async def test_a_block_that_a_request_names_twice_leaves_nobody_waiting(side: Side) -> None:
+    twice = BlockHashes(HASHES[0] + HASHES[0] + HASHES[1])
+    async with asyncio.timeout(10):
+        assert await side.fetcher.bring(VALUES, twice, range(3)) == 3
+        assert await side.fetcher.bring(VALUES, NAMES, range(6)) == 6
+
+
+async def test_a_long_question_is_cut_and_ends_with_the_cut_that_is_not_whole(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "MOST_KEYS", 4)  # of two blocks
+    side.keep(0, slice(0, 3))
+    near, far = side.tiers
+    near.asked, far.asked = [], []
+    assert await side.fetcher.find(VALUES, HASHES) == 6
+    assert (near.asked, far.asked) == ([4, 4], [4, 2])
+    near.values.clear()
+    far.values.clear()
+    assert await side.fetcher.find(VALUES, HASHES) == 0
+    assert (near.asked, far.asked) == ([4, 4, 4], [4, 2, 4])
+
+
+async def test_what_a_tier_lacks_is_asked_for_in_cuts_to_the_end(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "MOST_KEYS", 5)
+    tier = side.tiers[0]
+    tier.asked, stored = [], side.guards[0].values["store", "ok"]
+    await side.writer.write(VALUES, BLOCKS)
+    assert tier.asked == [5, 5, 2]
+    assert side.guards[0].values["store", "ok"] == stored

@@ -210,6 +210,16 @@ async def test_more_calls_than_may_be_inside_are_refused(tier: ScriptedTier, tim
         await asyncio.wait(inside)
 
 
+async def test_a_tier_that_is_kept_no_more_is_told_as_away(tier: ScriptedTier) -> None:
+    told: list[bool] = []
+    guard = Guard(tier, Staging(1 << 20).memory, 5.0, changed=told.append)
+    keeping = asyncio.create_task(guard.keep())
+    await until(lambda: guard.up)
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    assert told == [True, False]
+
+
 async def test_falsified_values_are_dropped_and_counted(tier: ScriptedTier, time: Time) -> None:
     async with Kept(tier, time) as guard:
         await guard.drop_falsified(["a"])
