@@ -51,6 +51,8 @@ class InfiniStoreTier:
         if self._options["link"] not in LINKS or not self._options["port"].isdecimal():
             raise TierRefused(f"--tier {self.name} needs link={' or link='.join(LINKS)}, port=1")
         self._place = address_of(url, PORT)
+        if self._place.startswith("["):
+            raise TierRefused(f"--tier {self.name} needs an IPv4 address, or a name that has one")
         check_package(url, "infinistore", "infinistore")
         self._connection: Any = None
         self._memory: Memory

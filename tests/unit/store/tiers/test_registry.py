@@ -55,6 +55,7 @@ def test_a_tier_is_named_without_its_secrets(url: str) -> None:
         ("mooncake://host?colour=red", "no option 'colour'"),
         ("infinistore://host?type=TCP", "RDMA alone"),
         ("infinistore://host?link=wifi", "link=Ethernet"),
+        ("infinistore://[::1]", "IPv4"),
     ],
 )
 @pytest.mark.usefixtures("_all_packages")
