@@ -103,10 +103,19 @@ class App:
 
     async def _sweep(self) -> None:
         """Take what gone engines held out of the index, a little at a time; see to late events."""
+        failed = 0
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self.core.index.sweep()
-            if self.core.tracker is not None:
-                self.core.tracker.tick()
-            if self.core.nodes is not None and self.core.nodes.index is not None:
-                self.core.nodes.index.tick()
+            try:
+                self._sweep_some()
+            except Exception:
+                failed += 1
+                if failed.bit_count() == 1:  # it may fail ten times a second
+                    log.exception("KV events: what was due could not be done (%d so far)", failed)
+
+    def _sweep_some(self) -> None:
+        self.core.index.sweep()
+        if self.core.tracker is not None:
+            self.core.tracker.tick()
+        if self.core.nodes is not None and self.core.nodes.index is not None:
+            self.core.nodes.index.tick()

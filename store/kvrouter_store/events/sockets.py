@@ -67,6 +67,13 @@ class Inbox:
         self._timer = self._loop.call_later(0, self._drain)
 
 
+def open_context() -> "zmq.Context[zmq.Socket[bytes]]":
+    """A context for as many sockets as ZMQ allows: its default is enough for 255 publishers."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
+    return context
+
+
 def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
     """A socket of a ZMQ kind with our bounds."""
     socket = context.socket(kind)

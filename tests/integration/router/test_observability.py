@@ -1,6 +1,7 @@
 """What is to be seen of requests: parts of the time to the first token, hits, headers, lines."""
 
 import asyncio
+import itertools
 import json
 import re
 from io import BytesIO
@@ -477,3 +478,20 @@ async def test_the_start_says_how_much_memory_is_used_at_most(
     assert line.startswith("memory at most: kv_index ")
     assert line.endswith(", bodies 256.0MiB")
     assert {"tokens", "block_hashes", "in_flight"} <= set(line.split())
+
+
+async def test_what_is_due_ten_times_a_second_goes_on_after_a_defect(
+    site: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, turns, again = await site(), itertools.count(), asyncio.Event()
+
+    def sweep() -> bool:
+        if next(turns) == 0:
+            raise KeyError("planted")
+        again.set()
+        return True
+
+    monkeypatch.setattr(here.app.core.index, "sweep", sweep)
+    async with asyncio.timeout(60):
+        await again.wait()
+    assert "KeyError: 'planted'" in caplog.text

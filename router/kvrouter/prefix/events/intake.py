@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
-from kvrouter_store.events.sockets import Inbox, endpoint_of, subscriber
+from kvrouter_store.events.sockets import Inbox, endpoint_of, open_context, subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class EventIntake:
     """
 
     def __init__(self, settings: KvEventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context()
         self._replayer: Replayer | None = None
         self._connector: EventConnector | None = None
         self.subscriber: EventSubscriber | None = None
@@ -135,16 +136,31 @@ class EventConnector:
         self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
 
     def engine_joined(self, engine: Engine) -> None:
-        """Connect to its publisher, unless that was done before."""
-        server = engine.server
-        port = self.ports.get(server.address, self.ports.get("", 0))
+        """Connect to its publisher, unless that was done before.
+
+        If no more sockets can be opened, that is logged, and its events are lost.
+        """
+        port = self.ports.get(engine.server.address, self.ports.get("", 0))
         if not port or engine in self._inboxes:
             return
-        socket = subscriber(self.context, b"")
-        socket.setsockopt(zmq.IPV6, ":" in server.host)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        socket.connect(endpoint_of(server.host, port + engine.event_rank))
+        try:
+            self._inboxes[engine] = self._connect(engine, port + engine.event_rank)
+        except zmq.ZMQError as error:
+            self.tracker.forget(engine)  # a replay tells what it holds now, but not what follows
+            log.warning("KV events of %s are not taken: %s", engine.address, error)
+
+    def _connect(self, engine: Engine, port: int) -> tuple[Inbox, Inbox]:
+        server, seen = engine.server, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        with ExitStack() as opened:
+            socket = subscriber(self.context, b"")
+            opened.callback(socket.close)
+            socket.setsockopt(zmq.IPV6, ":" in server.host)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+            opened.callback(socket.disable_monitor)
+            monitor = socket.get_monitor_socket(seen)
+            opened.callback(monitor.close)
+            socket.connect(endpoint_of(server.host, port))
+            opened.pop_all()
 
         def take(frames: Sequence[bytes]) -> None:
             self.tracker.receive_from(server, frames)
@@ -155,7 +171,7 @@ class EventConnector:
             else:
                 self.tracker.connected(engine)
 
-        self._inboxes[engine] = (Inbox(socket, take), Inbox(monitor, note))
+        return Inbox(socket, take), Inbox(monitor, note)
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""

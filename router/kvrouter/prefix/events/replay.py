@@ -46,13 +46,18 @@ class Replayer:
         self._replays: dict[tuple[Engine, int], _Replay] = {}
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
-        """Request the messages of a rank from `start` on; False: no port is known."""
+        """Request the messages of a rank from `start` on; False: no port is known, or no socket."""
         port = self.ports.get(server.address, self.ports.get("", 0))
         if not port:
             return False
         self.end(server, rank)
         endpoint = endpoint_of(server.host, port + rank)
-        self._replays[server, rank] = _Replay(self, server, rank, endpoint, start)
+        try:
+            self._replays[server, rank] = _Replay(self, server, rank, endpoint, start)
+        except zmq.ZMQError as error:
+            text = "KV events of %s: its publisher cannot be asked: %s"
+            self.tracker.counts.warn("unasked", text, server.address, error)
+            return False
         return True
 
     def end(self, server: Engine, rank: int) -> None:

@@ -46,8 +46,9 @@ class CacheTracker:
     Attributes:
         domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
         counts: messages, events, replayed, duplicates, gaps, restarts, lost (messages), unanswered
-            (replays), silent (engines), malformed, unknown_topic, unknown_rank, unknown_event,
-            other_medium, other_group, foreign_names, unmapped_blocks; each only grows.
+            and unasked (replays), silent (engines), malformed, unknown_topic, unknown_rank,
+            unknown_event, other_medium, other_group, foreign_names, unmapped_blocks; each only
+            grows.
         budget: bytes of messages that wait for earlier ones.
     """
 

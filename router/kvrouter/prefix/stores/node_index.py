@@ -9,8 +9,6 @@ import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-import zmq
-
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.intake import EventConnector
@@ -20,6 +18,7 @@ from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.groups import known_loadable
 from kvrouter.prefix.index import PrefixIndex
+from kvrouter_store.events.sockets import open_context
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class NodeIndex:
         self._tracker = CacheTracker(
             self._index, lambda _: None, lambda _: None, clock=clock, mapping=self._mapping
         )
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context()
         self._connector = EventConnector(self._context, ports, self._tracker)
         self._replayer = Replayer(self._context, replay_ports, self._tracker)
         self._tracker.replay_with(self._replayer)

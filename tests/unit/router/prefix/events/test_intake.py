@@ -17,7 +17,13 @@ from tests.unit.router.prefix.events.test_tracker import (
     stored,
 )
 
-from kvrouter.prefix.events.intake import EventSubscriber
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.events.intake import EventConnector, EventSubscriber
+from kvrouter.prefix.events.replay import Replayer
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex
+from kvrouter_store.events.sockets import open_context
 
 
 @pytest.fixture
@@ -130,4 +136,42 @@ async def test_messages_that_come_one_by_one_are_all_taken(
         await until(lambda: wire.tracker.counts["messages"] >= sequence - missed)
         assert wire.tracker.counts["gaps"] == 0
     finally:
+        context.destroy(linger=0)
+
+
+def test_there_are_sockets_for_the_publishers_of_thousands_of_engines() -> None:
+    context = open_context()
+    assert int(context.get(zmq.MAX_SOCKETS)) > 4 * 10_000
+    context.destroy()
+
+
+async def test_an_engine_for_which_no_socket_is_left_is_one_without_events(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 5)  # one engine takes three, and a fourth while it is asked
+    tracker = CacheTracker(PrefixIndex(1024), lambda _: None, lambda _: None)
+    connector = EventConnector(context, {"": 9}, tracker)
+    replayer = Replayer(context, {"": 9}, tracker)
+    tracker.replay_with(replayer)
+    first, second = (Engine(f"127.0.0.1:{p}", Role.DECODE, identity=Identity(())) for p in (1, 2))
+    try:
+        for engine in (first, second):
+            tracker.engine_joined(engine)
+            connector.engine_joined(engine)
+        assert "KV events of 127.0.0.1:2 are not taken: Too many open files" in caplog.text
+        assert tracker.stream(second, 0) is None  # nor is it exact by a replay alone
+        assert tracker.confidence(second) is Reason.NO_EVENTS
+        assert not replayer.ask(Engine("127.0.0.1:3", Role.DECODE), 0, 0)
+        assert tracker.counts["unasked"] == 1
+        connector.forget(first)
+        replayer.close()
+        async with asyncio.timeout(10):
+            while tracker.stream(second, 0) is None:  # ZMQ closes sockets in its own time
+                await asyncio.sleep(0.005)
+                tracker.engine_joined(second)
+                connector.engine_joined(second)
+    finally:
+        connector.close()
+        replayer.close()
         context.destroy(linger=0)
