@@ -1,16 +1,18 @@
 """Landings that an engine awaits: one thread, and one connection to each node for all requests.
 
 A node pushes the news of each block that came. When it is away, every wait ends at once: what is on
-its way cannot arrive then.
+its way cannot arrive then. One that hangs is away when it owes an answer for the client's deadline.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.connectors.neighbours import Neighbours
@@ -20,6 +22,10 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+FEW: Final = 8  # blocks that are asked for after one that landed
+MOST: Final = 64  # in one question: many requests wait, and each may ask at the same time
+BEAT_S: Final = 1.0  # between signs of life of a node at which something is awaited
 
 
 class AwaitedPrefix:
@@ -42,6 +48,11 @@ class AwaitedPrefix:
     def blocks(self) -> int:
         """Blocks that are awaited."""
         return len(self.hashes) // HASH_BYTES
+
+    def rest(self, most: int) -> bytes:
+        """At most so many of the hashes that are still awaited, the next one first."""
+        begin = self.landed * HASH_BYTES
+        return self.hashes[begin : begin + most * HASH_BYTES]
 
     def came(self, place: int) -> bool | None:
         """Whether the block at this place is there; None: it may yet come."""
@@ -66,12 +77,15 @@ class Landings:
     news: threading.Event
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
+    beat_s: float = BEAT_S
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._clients = Neighbours(self.open_client, self._end)
         self._ending: set[asyncio.Task[None]] = set()
+        self._waits: Counter[AsyncStoreClient] = Counter()
+        self._watches: dict[AsyncStoreClient, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._closed = False
 
@@ -139,21 +153,52 @@ class Landings:
                     held = await client.held(manifest, coming.hashes)
                     coming.found = frozenset(place for place, there in enumerate(held) if there)
                 else:
-                    await self._wait(client, manifest, coming, until)
+                    await self._watched(client, self._wait(client, manifest, coming, until))
         except KVStoreError as error:
             self.log.debug("a landing is awaited no longer: %s", error)
+        except Exception:
+            self.log.exception("a landing is awaited no longer")
         finally:
             coming.over = True
             self.news.set()
+
+    async def _watched(self, client: AsyncStoreClient, waiting: Awaitable[None]) -> None:
+        """Wait while the node gives signs of life: the answer to a wait may be long in coming."""
+        self._waits[client] += 1
+        if client not in self._watches:
+            self._watches[client] = asyncio.create_task(self._watch(client))
+        try:
+            await waiting
+        finally:
+            self._waits[client] -= 1
+
+    async def _watch(self, client: AsyncStoreClient) -> None:
+        while self._waits[client]:
+            await asyncio.sleep(self.beat_s)
+            with contextlib.suppress(KVStoreError):  # a late answer ends the waits, too
+                await client.stats()
+        del self._waits[client], self._watches[client]
 
     async def _wait(
         self, client: AsyncStoreClient, manifest: Manifest, coming: AwaitedPrefix, until: float
     ) -> None:
         while coming.landed < coming.blocks and (left_s := until - self.clock()) > 0:
-            rest = coming.hashes[coming.landed * HASH_BYTES :]
-            # It waits for the next block alone; the answer says how many came with it.
-            landing = await client.wait(manifest, rest, 1, left_s)
+            landing = await client.wait(manifest, coming.rest(1), 1, left_s)
             if not landing.landed:
                 break
-            coming.landed += max(1, landing.blocks)
+            coming.landed += 1
+            await self._count_on(client, manifest, coming)
             self.news.set()
+
+    async def _count_on(
+        self, client: AsyncStoreClient, manifest: Manifest, coming: AwaitedPrefix
+    ) -> None:
+        """Count what landed with a block; a wait tells of that one alone."""
+        most = FEW
+        while some := coming.rest(most):
+            held = await client.held(manifest, some)
+            came = (*held, False).index(False)
+            coming.landed += came
+            if came < len(held):
+                break
+            most = min(2 * most, MOST)

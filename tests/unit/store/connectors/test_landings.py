@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.link import Link
 from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
 
+from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.landings import Landings
@@ -35,6 +37,7 @@ def landings(node: StoreProcess, news: threading.Event) -> Iterator[Landings]:
         lambda url: AsyncStoreClient(url or node.url, deadline_s=DEADLINE_S),
         news,
         logging.getLogger("landings"),
+        beat_s=0.1,
     )
     yield made
     made.close()
@@ -118,6 +121,45 @@ def test_what_is_there_already_lands_at_once(landings: Landings, client: StoreCl
 
 
 @pytest.fixture
+def far() -> Iterator[StoreServer]:
+    """A node that is reached over TCP alone."""
+    started = StoreServer(pool_bytes=16 << 20)
+    started.start()
+    yield started
+    started.stop()
+
+
+def test_what_landed_together_costs_a_few_small_messages(
+    landings: Landings, far: StoreServer
+) -> None:
+    landed, chain = 100, chain_of(2000)
+    with (
+        StoreClient(f"kv://127.0.0.1:{far.port}", transport="tcp") as client,
+        Link(("127.0.0.1", far.port)) as link,
+    ):
+        put_chain(client, MANIFEST, chain[: landed * 32])
+        coming = landings.follow(MANIFEST, chain, LONG_S, link.url)
+        assert eventually(lambda: coming.landed == landed)
+        assert waits(client, 1)
+        assert not coming.over
+        assert link.passed_up < 16 << 10  # the hashes of all blocks are 64 KB
+        stats = client.stats()
+        asked = sum(stats[f"operation_ns.{name}.le_inf"] for name in ("wait", "held"))
+        assert asked < 10
+
+
+def test_a_chain_of_more_blocks_than_one_request_names_is_awaited(
+    landings: Landings, client: StoreClient
+) -> None:
+    chain = chain_of(20_000)
+    coming = landings.follow(MANIFEST, chain, LONG_S)
+    assert waits(client, 1)
+    put_chain(client, MANIFEST, chain[: 3 * 32])
+    assert eventually(lambda: coming.landed == 3)
+    assert not coming.over
+
+
+@pytest.fixture
 def other(tmp_path: Path) -> Iterator[StoreProcess]:
     """Another node, which has every second block of `chain_of(6)`."""
     folder = tmp_path / "other"
@@ -173,6 +215,36 @@ def test_a_node_that_hangs_costs_one_deadline_and_is_asked_again_when_it_goes_on
     finally:
         other.send(signal.SIGCONT)
     assert eventually(lambda: found(landings, other) == {0, 2, 4})
+
+
+@pytest.mark.parametrize("where", ["own", "other"])
+def test_a_node_that_hangs_ends_what_is_awaited_long_before_its_time(
+    landings: Landings, node: StoreProcess, other: StoreProcess, where: str
+) -> None:
+    hanging = node if where == "own" else other
+    with StoreClient(hanging.url) as client:
+        client.register(MANIFEST)
+        url = "" if where == "own" else other.url
+        comings = [landings.follow(MANIFEST, chain_of(2, name), LONG_S, url) for name in "bcd"]
+        assert waits(client, 3)
+    hanging.send(signal.SIGSTOP)
+    try:
+        assert eventually(lambda: all(coming.over for coming in comings), LONG_S / 2)
+    finally:
+        hanging.send(signal.SIGCONT)
+
+
+def test_what_nobody_expected_ends_a_wait_and_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(url: str) -> AsyncStoreClient:
+        raise ValueError(f"no file is for {url}")
+
+    landings = Landings(refuse, threading.Event(), logging.getLogger("landings"))
+    coming = landings.follow(MANIFEST, chain_of(1), LONG_S, "kv://127.0.0.1:1")
+    assert eventually(lambda: coming.over)
+    landings.close()
+    assert "no file is for kv://127.0.0.1:1" in caplog.text
 
 
 def test_a_node_that_died_delays_nothing_and_nobody_else(
