@@ -1,5 +1,6 @@
 """Transfers that an engine submits and asks about later: submitted, running, finished, taken."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -8,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+log = logging.getLogger("vllm.kvstore")
 R = TypeVar("R")
 
 
@@ -74,6 +76,8 @@ class Transfers(Generic[R]):
         results: Sequence[R] = ()
         try:
             results = work()
+        except Exception:
+            log.exception("a part of a transfer failed")
         finally:
             self._end(transfer, results)
 

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from kvrouter_store.connectors.transfers import Transfers
 
 
@@ -50,12 +52,15 @@ def test_a_transfer_of_no_work_is_finished_too() -> None:
     transfers.close()
 
 
-def test_what_raises_has_no_results_and_keeps_those_of_the_others() -> None:
+def test_what_raises_has_no_results_is_logged_and_keeps_those_of_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     transfers: Transfers[float] = Transfers(1, "test", threading.Event())
     transfers.submit(7, [lambda: [1 / 0], lambda: [2.0]])
     transfers.drain()
     assert [(each.job_id, each.results) for each in transfers.take()] == [(7, [2.0])]
     transfers.close()
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_each_transfer_is_finished_at_the_end_whether_it_had_begun_or_not() -> None:
