@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
@@ -127,6 +128,10 @@ class StoreClient:
         return self._executor.run(
             Access.READ, deadline, lambda c: self._ids.announce(c, manifest, deadline)
         )
+
+    def forget(self, manifest: Manifest) -> None:
+        """Register a manifest no more with nodes that restart: the engine uses another now."""
+        self._ids.forget(manifest)
 
     def manifests(self) -> list[RegisteredManifest]:
         """What is registered with the node, and by which living engines."""
@@ -334,7 +339,10 @@ class StoreClient:
         deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
 
         def action(batch: range, channel: Channel) -> list[BlockStatus]:
-            known = self._ids.of(channel, manifest, deadline)
+            # A store that hangs costs the time of a batch, not of all that is to be moved.
+            own = Deadline(self.deadline_s, segments.block_bytes * len(batch))
+            soon = min(deadline, own, key=attrgetter("at"))
+            known = self._ids.of(channel, manifest, soon)
             transfer = Transfer(
                 known.manifest_id,
                 part,
@@ -345,7 +353,7 @@ class StoreClient:
                 indices[batch.start - span.start : batch.stop - span.start],
                 self._verify and channel.hello.digests,
             )
-            return move(channel, transfer, deadline)
+            return move(channel, transfer, soon)
 
         statuses: list[BlockStatus] = []
         for batch in batches(span, segments.block_bytes):
