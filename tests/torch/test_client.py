@@ -1,9 +1,11 @@
 """Layers go to the store while later ones are computed; a block is there when all of them are."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import pytest
+from tests.fakes.store import eventually
 from tests.torch.caches import LAYERS, WAIT_S, contiguous, linked, put_all, some
 
 from kvrouter_store._core import BlockStatus, Segments, StoreServer
@@ -112,6 +114,15 @@ def test_without_one_of_the_layers_no_block_counts() -> None:
         put.layer(0)
         put.layer(2)
         assert put.finish() == 0
+
+
+def test_a_client_without_work_keeps_no_tensors_alive() -> None:
+    with TensorClient(WatchedLink(), HostCopier()) as client:
+        blocks = four()
+        kept = weakref.ref(blocks.layers[0])
+        assert put_all(client, blocks) == 4
+        del blocks
+        assert eventually(lambda: kept() is None)
 
 
 def test_a_load_ends_before_the_first_block_that_some_layer_lacks() -> None:

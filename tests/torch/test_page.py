@@ -5,8 +5,10 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.fakes.store import eventually
 from tests.vllm.engines import ask, free_port
 from tests.vllm.services import Service
 
@@ -28,6 +30,21 @@ def test_the_code_stores_and_loads_all_blocks(
 ) -> None:
     exec(block("python").replace("7400", str(node.port)), {})
     assert capsys.readouterr().out == "4 blocks stored\n4 blocks loaded\n"
+
+
+def test_the_code_finds_a_store_that_was_away(node: StoreServer) -> None:
+    names: dict[str, Any] = {}
+    exec(block("python").replace("7400", str(node.port)).replace("link.close()", ""), names)
+    link, hashes = names["link"], names["blocks"].hashes
+    again = StoreServer(port=node.port, pool_bytes=1 << 20)
+    node.stop()
+    assert eventually(lambda: link.match(hashes) == 0 and link.away)
+    again.start()
+    try:
+        assert eventually(lambda: not link.away)
+    finally:
+        link.close()
+        again.stop()
 
 
 def test_the_commands_make_a_router_that_answers(

@@ -139,15 +139,19 @@ class TensorClient:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            there: list[bool] = []
-            failure: Exception | None = None
-            try:
-                there = self._store(job)
-            except Exception as error:  # it is raised where the put ends
-                failure = error
-            finally:
-                job.staging.release()
-                job.put.ended(job.layer, job.first, leading(there), failure)
+            self._do(job)
+            del job  # or it would keep a KV cache alive until the next one comes
+
+    def _do(self, job: _Job) -> None:
+        there: list[bool] = []
+        failure: Exception | None = None
+        try:
+            there = self._store(job)
+        except Exception as error:  # it is raised where the put ends
+            failure = error
+        finally:
+            job.staging.release()
+            job.put.ended(job.layer, job.first, leading(there), failure)
 
     def _store(self, job: _Job) -> list[bool]:
         """Of each block of a job, whether the store has the layer now."""
