@@ -18,10 +18,11 @@ import zmq
 import zmq.asyncio
 from tests.fakes.mooncake import free_ports
 from tests.fakes.store import RUN, StoreProcess, chain_of, manifest_of, put_chain
+from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.stores.node_index import NodeIndex
+from kvrouter.prefix.stores.node_index import RELEARN_S, NodeIndex
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
@@ -99,12 +100,17 @@ class Router:
     """The index of a router, with its clock."""
 
     def __init__(
-        self, *nodes: Node, ports: dict[str, int] | None = None, asks: bool = True
+        self,
+        *nodes: Node,
+        ports: dict[str, int] | None = None,
+        asks: bool = True,
+        blocks: int = 10_000,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         places = {node.url.partition("://")[2]: node for node in nodes}
         heard = {place: node.port for place, node in places.items()}
         replays = {place: node.replay_port for place, node in places.items() if asks}
-        self.index = NodeIndex(10_000, heard if ports is None else ports, replays)
+        self.index = NodeIndex(blocks, heard if ports is None else ports, replays, clock)
         self.index.follow([node.url for node in nodes])
         self._ticking = asyncio.create_task(self._tick())
 
@@ -118,6 +124,11 @@ class Router:
 
     def reason(self, node: Node) -> Reason:
         return dict(self.index.states())[node.url]
+
+    async def is_known(self, node: Node, reason: Reason) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.reason(node) is not reason:
+                await asyncio.sleep(0.005)
 
     async def holds(self, node: Node, blocks: int | None) -> None:
         """Wait until the node is known to hold so many blocks; None: until it is not known."""
@@ -134,8 +145,8 @@ class Router:
 async def router() -> AsyncIterator[Callable[..., Router]]:
     made: list[Router] = []
 
-    def begin(*nodes: Node, ports: dict[str, int] | None = None, asks: bool = True) -> Router:
-        made.append(Router(*nodes, ports=ports, asks=asks))
+    def begin(*nodes: Node, **options: Any) -> Router:
+        made.append(Router(*nodes, **options))
         return made[-1]
 
     yield begin
@@ -304,6 +315,25 @@ async def test_a_node_that_left_is_forgotten(start: Start, router: Watch) -> Non
     assert here.held() == {nodes[0].url: BLOCKS}
     here.index.follow([node.url for node in nodes])
     await here.holds(nodes[1], BLOCKS)
+
+
+async def test_nodes_of_an_index_that_was_full_are_learnt_again_one_by_one(
+    start: Start, router: Watch
+) -> None:
+    nodes, clock = [start(), start(), start()], Clock()
+    chains = [CHAIN[: 32 * 5], chain_of(5, "b"), chain_of(12, "c")]
+    here = router(*nodes, blocks=16, clock=clock)
+    for node, chain in zip(nodes, chains, strict=True):
+        await here.holds(node, 0)
+        await node.put(chain)
+    for node in nodes:
+        await here.is_known(node, Reason.FULL)
+    here.index.follow([node.url for node in nodes[:2]])
+    await here.holds(nodes[0], 5)
+    assert here.reason(nodes[1]) is Reason.FULL  # each tells all that it holds: not all at once
+    clock.now += RELEARN_S
+    await here.is_known(nodes[1], Reason.COMPLETE)
+    assert here.held(chains[1]) == {nodes[0].url: 0, nodes[1].url: 5}
 
 
 def refusal(config: Json, *flags: str) -> str:

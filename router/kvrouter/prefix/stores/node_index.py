@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import CacheGroup
 
+ROOM: Final = 7 / 8
+"""While the index is fuller, no node is learnt again: it would overflow again."""
+RELEARN_S: Final = 60.0
+"""Between two nodes that are learnt again: each of them tells all that it holds."""
 _NO_MODEL: Final = Identity(())
 
 
@@ -86,6 +90,8 @@ class NodeIndex:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = PrefixIndex(max_blocks)
+        self._room = int(ROOM * max_blocks)
+        self._clock, self._relearn_at = clock, 0.0
         self._mapping = NodeMapping(self._index)
         self._tracker = CacheTracker(
             self._index, lambda _: None, lambda _: None, clock=clock, mapping=self._mapping
@@ -106,8 +112,7 @@ class NodeIndex:
         for url in self._nodes.keys() - set(urls):
             node = self._nodes.pop(url)
             self._connector.forget(node)
-            self._mapping.empty(node, BlockNaming())
-            self._tracker.forget(node)
+            self._forget(node)
         for url in urls:
             address = url.partition("://")[2]
             if url not in self._nodes and not address.startswith("/"):
@@ -140,9 +145,24 @@ class NodeIndex:
         """Do what is due; to be called several times a second."""
         self._index.sweep()
         self._tracker.tick()
+        if len(self._index) <= self._room and self._clock() >= self._relearn_at:
+            self._relearn_one()
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
         self._replayer.close()
         self._connector.close()
         self._context.destroy(linger=0)
+
+    def _forget(self, node: Engine) -> None:
+        self._mapping.empty(node, BlockNaming())
+        self._tracker.forget(node)
+
+    def _relearn_one(self) -> None:
+        """Learn a node again of which blocks may have been forgotten, now that there is room."""
+        for node in self._nodes.values():
+            if self._tracker.confidence(node) is Reason.FULL:
+                self._relearn_at = self._clock() + RELEARN_S
+                self._forget(node)
+                self._tracker.engine_joined(node)
+                return
