@@ -1,8 +1,9 @@
 """The other end of isolated.py: a process with one tier, which answers requests on its stdin.
 
-    KVROUTER_STORE_TIER=URL python -m kvrouter_store.tiers.inside DESCRIPTOR_OF_THE_MEMORY
+    python -m kvrouter_store.tiers.inside DESCRIPTOR_OF_THE_MEMORY
 
-A request is a line of JSON: number, operation, arguments; an answer: number, result, error.
+The first line is the tier's URL. A request is a line of JSON: number, operation, arguments; an
+answer: number, result, error.
 """
 
 import asyncio
@@ -13,15 +14,16 @@ import sys
 from typing import Any, BinaryIO
 
 from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway
-from kvrouter_store.tiers.isolated import MAX_LINE_BYTES, URL
+from kvrouter_store.tiers.isolated import MAX_LINE_BYTES
 from kvrouter_store.tiers.registry import tier_of
 
 
-async def serve(tier: Tier, memory: Memory, answers: BinaryIO) -> None:
+async def serve(memory: Memory, answers: BinaryIO) -> None:
     """Answer requests until the node is gone; then end the process, whatever still runs in it."""
     requests = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     protocol = asyncio.StreamReaderProtocol(requests)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    tier = tier_of((await requests.readline()).decode().rstrip())
     running = set()
 
     async def answer(line: bytes) -> None:
@@ -63,7 +65,7 @@ def main(descriptor: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):
-        asyncio.run(serve(tier_of(os.environ[URL]), Memory.of(int(descriptor)), answers))
+        asyncio.run(serve(Memory.of(int(descriptor)), answers))
 
 
 if __name__ == "__main__":

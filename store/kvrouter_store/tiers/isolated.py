@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,6 @@ from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus, shown
 from kvrouter_store.tiers.completion import complete
 
 MAX_LINE_BYTES = 4 << 20
-URL = "KVROUTER_STORE_TIER"
-"""Variable with the child's tier: other users could see a password among its arguments."""
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +39,6 @@ class Isolated:
             "-m",
             "kvrouter_store.tiers.inside",
             str(memory.fd),
-            env={**os.environ, URL: self._url},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -50,12 +46,14 @@ class Isolated:
             limit=MAX_LINE_BYTES,
             start_new_session=True,  # a Ctrl-C is for the node
         )
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         self._readers = [
             asyncio.create_task(self._take_answers(process.stdout)),
             asyncio.create_task(self._log(process.stderr)),
         ]
+        process.stdin.write(self._url.encode() + b"\n")  # other users see what arguments have
         await self._ask("start", [])
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:

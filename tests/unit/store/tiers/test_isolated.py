@@ -13,7 +13,7 @@ from kvrouter_store.tiers.staging import Staging
 
 URL = "mooncake://host?metadata=http://user:secret@host/metadata"
 PATIENCE_S = 30.0
-STARTED = "read line; echo '[0, null, null]'"
+STARTED = "read url; read line; echo '[0, null, null]'"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_a_process_that_dies_within_an_answer_fails_the_call_and_can_be_ma
         with pytest.raises(TierAway, match="has ended"):
             await tier.holds(["a"])
         await tier.stop()
-        script("read line; echo '[2, null, null]'; read line; echo '[3, [true], null]'; read line")
+        script("read url; read line; echo '[2, null, null]'; read line; echo '[3, [true], null]'")
         await tier.start(memory)
         assert await tier.holds(["a"]) == [True]
         await tier.stop()
@@ -49,7 +49,8 @@ async def test_a_url_is_not_among_the_arguments_of_the_process(
     script: Callable[[str], None], tmp_path: Path
 ) -> None:
     tier, told = Isolated(URL), tmp_path / "told"
-    script(f'echo "$@" > {told}; echo "$KVROUTER_STORE_TIER" >> {told}; {STARTED}; read line')
+    ready = "read line; echo '[0, null, null]'; read line"
+    script(f"""read url; printf '%s\\n' "$*" "$url" > {told}; {ready}""")
     async with asyncio.timeout(PATIENCE_S):
         await tier.start(Staging(1 << 20).memory)
         await tier.stop()
