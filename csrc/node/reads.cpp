@@ -13,7 +13,7 @@ bool Reads::match(Session& session, const Header& header, const wire::MatchReque
   return in_turns(session, [=, this, &session, found = Found(), missing = Missing()]() mutable {
     const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
     if (!lookup_.find_more(found, manifest, request.hashes, true)) return false;
-    if (!find_missing(missing, found, manifest, request.hashes)) return false;
+    if (!find_missing(session, missing, found, manifest, request.hashes)) return false;
     const auto answer = [=, this, places = missing.places](Session& waiting, HashSpan hashes,
                                                            uint32_t in_tiers) {
       const uint32_t blocks = in_tiers == places.size() ? hashes.count : places[in_tiers];
@@ -59,10 +59,10 @@ void Reads::bring(Session& session, const wire::MatchRequest& request, const Fou
     promotion_.announce(manifest, {request.hashes.data, found.blocks});
 }
 
-// True: `missing` is complete. Without tiers nothing is looked for.
-bool Reads::find_missing(Missing& missing, const Found& found, const Manifest& manifest,
-                         HashSpan hashes) {
-  if (!tier_asks_.offered()) return true;
+// True: `missing` is complete. Without tiers nothing is looked for, nor for their own host.
+bool Reads::find_missing(const Session& session, Missing& missing, const Found& found,
+                         const Manifest& manifest, HashSpan hashes) {
+  if (!tier_asks_.offered() || session.name == TierAsks::kHostName) return true;
   missing.next = std::max(missing.next, found.blocks);
   return lookup_.find_missing(missing.places, missing.next, manifest, hashes);
 }
@@ -140,7 +140,7 @@ bool Reads::read(Session& session, const Header& header, const wire::ReadRequest
     if (!looking) return serve_now();
     const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
     if (!lookup_.find_more(found, manifest, request.hashes, false)) return false;
-    if (!find_missing(missing, found, manifest, request.hashes)) return false;
+    if (!find_missing(session, missing, found, manifest, request.hashes)) return false;
     looking = false;
     if (!missing.places.empty() &&
         load_first(session, header, manifest, request, std::move(missing.places)))

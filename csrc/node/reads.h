@@ -31,8 +31,8 @@ class Reads {
     std::vector<uint32_t> places;
     uint32_t next = 0;  // the first place that has not been looked at
   };
-  bool find_missing(Missing& missing, const Found& found, const Manifest& manifest,
-                    HashSpan hashes);
+  bool find_missing(const Session& session, Missing& missing, const Found& found,
+                    const Manifest& manifest, HashSpan hashes);
   using Answer = std::function<void(Session& session, HashSpan hashes, uint32_t found)>;
   bool ask_tiers(Session& session, const Manifest& manifest, HashSpan hashes,
                  std::vector<uint32_t> missing, bool load, Answer answer);

@@ -202,6 +202,28 @@ void a_node_sleeps_after_an_answer() {
   CHECK(std::clock() - before < CLOCKS_PER_SEC / 50);
 }
 
+// Of what the host itself reads to write it to tiers.
+void a_read_of_the_host_is_not_asked_of_the_host() {
+  Host host;
+  Client own = Client::tcp(host.server.port());
+  own.ask<HelloReply>(Op::kHello, HelloRequest{0, TierAsks::kHostName});
+  own.enroll();
+  own.put(1, 1);
+  const auto hashes = chain(1, 3);
+  send(own, Op::kAcquire, ReadRequest{1, 0, span_of(hashes)}, 1000);
+  CHECK(own.expect<AcquireReply>(Op::kAcquire).blocks == 1);
+  CHECK(!host.asked());
+}
+
+void without_a_host_any_more_nothing_waits() {
+  Host host;
+  Client client = Client::tcp(host.server.port());
+  client.greet();
+  CHECK(host.server.offer_tiers(0) == host.ready);
+  CHECK(client.match(3) == 0);
+  CHECK(!host.asked());
+}
+
 void the_document_of_a_manifest_is_found_by_its_digest() {
   Host host;
   Client client = Client::tcp(host.server.port());
@@ -224,5 +246,7 @@ int main() {
   a_question_that_has_ended_is_not_asked();
   a_client_that_leaves_takes_its_question_along();
   a_node_sleeps_after_an_answer();
+  a_read_of_the_host_is_not_asked_of_the_host();
+  without_a_host_any_more_nothing_waits();
   the_document_of_a_manifest_is_found_by_its_digest();
 }

@@ -826,8 +826,8 @@ class StoreServer:
     def offer_tiers(self, timeout_s: float) -> int:
         """From now on requests for blocks that the node lacks wait for tiers, at most `timeout_s`.
 
-        Returns a descriptor that is readable while take_tier_asks() has questions; the server's own until
-        stop(). ValueError unless running.
+        With 0 they do not wait any more. Returns a descriptor that is readable while take_tier_asks() has
+        questions; the server's own until stop(). ValueError unless running.
         """
 
     def take_tier_asks(self) -> list[TierAsk]:

@@ -195,7 +195,7 @@ void bind_attach(nb::module_& m, nb::class_<Server>& server) {
 }
 
 int offer_tiers(Server& server, double timeout_s) {
-  if (!(timeout_s > 0)) throw nb::value_error("timeout_s must be positive");
+  if (!(timeout_s >= 0)) throw nb::value_error("timeout_s must not be negative");
   const int descriptor = server.offer_tiers(timeout_s);
   if (descriptor < 0) throw nb::value_error("only a server that runs can have tiers below it");
   return descriptor;

@@ -3,8 +3,9 @@
 namespace kv {
 
 int TierAsks::offer(double timeout_s) {
+  if (const int error = ready_.get() >= 0 ? 0 : ready_.open()) return error;
   timeout_ = std::chrono::duration<double>(timeout_s);
-  return offered() ? 0 : ready_.open();
+  return 0;
 }
 
 bool TierAsks::begin(uint64_t session, const Manifest& manifest, HashSpan hashes,
@@ -19,16 +20,16 @@ bool TierAsks::begin(uint64_t session, const Manifest& manifest, HashSpan hashes
   deadlines_.emplace(until, id);
   pending_.emplace(
       id, Pending{session, names, static_cast<uint32_t>(missing.size()), until, std::move(then)});
-  asks_.push_back({id, load, std::string(state_.options.tenants.name(manifest.tenant)),
-                   manifest.digest, std::move(names), std::move(missing)});
+  asks_[id] = {id, load, std::string(state_.options.tenants.name(manifest.tenant)), manifest.digest,
+               std::move(names), std::move(missing)};
   ready_.signal();
   return true;
 }
 
 std::vector<TierAsk> TierAsks::take() {
   ready_.clear();
-  std::vector<TierAsk> asks = std::exchange(asks_, {});
-  std::erase_if(asks, [this](const TierAsk& ask) { return !pending_.contains(ask.id); });
+  std::vector<TierAsk> asks;
+  for (auto& [id, ask] : std::exchange(asks_, {})) asks.push_back(std::move(ask));
   return asks;
 }
 
@@ -53,6 +54,7 @@ void TierAsks::expire() {
 void TierAsks::end(Entries::iterator at, uint32_t found) {
   const Pending ended = std::move(at->second);
   deadlines_.erase({ended.until, at->first});
+  asks_.erase(at->first);  // a host that takes nothing any more leaves none behind
   pending_.erase(at);
   hashes_ -= ended.hashes.size();
   if (ended.then)

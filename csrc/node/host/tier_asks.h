@@ -25,6 +25,8 @@ class TierAsks {
   static constexpr size_t kMaxAsks = 4096;        // that have not ended
   static constexpr size_t kMaxHashes = 1u << 20;  // of all
   static constexpr double kAnnouncedTimes = 10;   // the usual patience, if nothing waits
+  // The host's own client: what it reads and the node lacks is not asked of the host again.
+  static constexpr std::string_view kHostName = "kvrouter tiers";
 
   // `found`: of the missing blocks, so many leading ones are in a tier, or in the node by now.
   using Then = std::function<void(HashSpan hashes, uint32_t found)>;
@@ -33,7 +35,7 @@ class TierAsks {
 
   // For the parts of the node.
   // Whether there is a host.
-  bool offered() const { return ready_.get() >= 0; }
+  bool offered() const { return timeout_.count() > 0; }
   // False, and `then` is not called: there is no host, nothing is missing, or too much is asked
   // already. Without `then` nothing waits.
   bool begin(uint64_t session, const Manifest& manifest, HashSpan hashes,
@@ -48,7 +50,7 @@ class TierAsks {
   std::optional<TimePoint> next_deadline() const;
 
   // For the host.
-  // From now on there is one. 0 or an errno.
+  // From now on there is one; with a timeout of 0 there is none any more. 0 or an errno.
   int offer(double timeout_s);
   // Readable while there are questions. -1 before the first offer.
   int ready_fd() const { return ready_.get(); }
@@ -81,7 +83,7 @@ class TierAsks {
   size_t hashes_ = 0;
   Entries pending_;
   std::set<std::pair<TimePoint, uint64_t>> deadlines_;
-  std::vector<TierAsk> asks_;  // not taken
+  std::map<uint64_t, TierAsk> asks_;  // not taken
   std::vector<std::pair<uint64_t, uint32_t>> answered_;
 };
 

@@ -34,6 +34,8 @@ from kvrouter_store.tiers.write import Writer
 MOST_CHANGES = 1 << 16
 """Changes that may wait to be written. After more, all that the node holds is told again."""
 STOP_S = 10.0
+OWN_CLIENT = "kvrouter tiers"
+"""By this name the node knows whose reads the tiers are not asked for (TierAsks::kHostName)."""
 log = logging.getLogger(__name__)
 
 
@@ -64,9 +66,9 @@ def serving_tiers(
     def connect(tenant: str) -> StoreClient:
         token = dict(tokens_of(settings)).get(tenant, "")
         if not server.unix_path:
-            return StoreClient(url, transport="tcp", name="tiers", token=token, tls=tls)
+            return StoreClient(url, transport="tcp", name=OWN_CLIENT, token=token, tls=tls)
         own = f"kv+unix://{os.path.abspath(server.unix_path)}"
-        return StoreClient(own, name="tiers", token=token)
+        return StoreClient(own, name=OWN_CLIENT, token=token)
 
     side = TierSide(server, tiers, settings.tier_timeout, int(settings.tier_memory), connect)
     thread = threading.Thread(target=side.run, name="kvstore-tiers", daemon=True)
@@ -113,6 +115,7 @@ class TierSide:
             uvloop.run(self._serve())  # sends large values several times as fast as asyncio's loop
         except Exception:
             log.exception("the tiers below this node are not used any more")
+            self._server.offer_tiers(0)
 
     def stop(self) -> None:
         """Have `run` return soon."""
