@@ -175,6 +175,14 @@ def answers() -> bool:
 
 
 @contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until nobody else is within: engines have the bridge and the packet filter in common."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def firewall_kept() -> Iterator[None]:
     """Put the packet filter, forwarding and links back as they were."""
     forwarding = Path("/proc/sys/net/ipv4/ip_forward")
@@ -306,6 +314,8 @@ def with_private_engine(command: Sequence[str]) -> int:
     install_tools()
     root = unpacked_engine(cache)
     with (
+        (cache / "private.lock").open("w") as lock,
+        one_at_a_time(cache / "private.lock"),
         tempfile.TemporaryDirectory(prefix="kvr-docker-", ignore_cleanup_errors=True) as work,
         firewall_kept(),
         daemon(root, Path(work)) as environment,
