@@ -54,7 +54,7 @@ class Reach:
         return AWAY_S if self.away else HEARTBEAT_S
 
     def start(self) -> None:
-        """Look for the store from now on, in a thread."""
+        """Look for the store from now on, in a thread. Without it, a store once lost stays away."""
         self._thread.start()
 
     def beat(self) -> bool:
