@@ -19,7 +19,7 @@ namespace kv {
 // Requests are handled one at a time, by one thread. Nothing here blocks.
 class Node {
  public:
-  static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
+  static constexpr size_t kMaxRegistered = 64;  // listed of one connection
 
   // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
   Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd,

@@ -96,8 +96,6 @@ bool Node::share_pool(Session& session, const wire::HelloRequest& request) {
 
 bool Node::register_(Session& session, const Header& header, const wire::RegisterRequest& request) {
   if (!request.refusal.empty()) return refuse_to_share(session, header, request);
-  if (session.engines.size() >= kMaxRegistered)
-    return replies_.fail(session, header, Status::kLimit, "too many registrations");
   const size_t known = state_.registry.manifests().size();
   const Registry::Outcome outcome =
       state_.registry.add(session.tenant, request, state_.slab.pool_bytes());
@@ -114,6 +112,8 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   const Manifest& manifest = *outcome.manifest;
   state_.table.quotas().own(manifest.spec_id, session.tenant);
   session.engines[manifest.id] = request.engine;
+  // An engine whose weights change registers on and on: the names of its oldest are not listed.
+  if (session.engines.size() > kMaxRegistered) session.engines.erase(session.engines.begin());
   promotion_.name(manifest, request);
   if (state_.registry.manifests().size() != known) feeds_.restart();  // has some of it already?
   wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};

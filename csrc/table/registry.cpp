@@ -7,8 +7,7 @@ namespace kv {
 using wire::Status;
 
 Registry::Registry(size_t tenants)
-    : most_each_(std::max(kMaxManifests / static_cast<uint32_t>(std::max<size_t>(tenants, 1)),
-                          kLeastManifests)) {}
+    : most_each_(std::max(kMaxBytes / std::max<uint64_t>(tenants, 1), kLeastBytes)) {}
 
 const Manifest* Registry::find(uint32_t tenant, uint32_t id) const {
   if (id == 0 || id > manifests_.size()) return nullptr;
@@ -76,7 +75,9 @@ Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& re
     return agrees(before, request) ? Outcome{Status::kOk, &before}
                                    : Outcome{Status::kConflict, nullptr};
   }
-  if (count_of_[tenant] >= most_each_) return {Status::kLimit, nullptr};
+  const uint64_t bytes =
+      kBytesBeside + request.doc.size() + request.parts.size() * sizeof(ManifestPart);
+  if (bytes_of_[tenant] + bytes > most_each_) return {Status::kLimit, nullptr};
   const auto [spec, new_spec] = spec_ids_.try_emplace({tenant, request.spec}, last_spec_ + 1);
   if (new_spec) ++last_spec_;
   Manifest manifest{static_cast<uint32_t>(manifests_.size() + 1),
@@ -96,7 +97,7 @@ Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& re
   }
   std::sort(manifest.part_ids.begin(), manifest.part_ids.end());
   manifest_ids_.emplace(BlockKey{tenant, request.manifest}, manifest.id);
-  ++count_of_[tenant];
+  bytes_of_[tenant] += bytes;
   manifests_.push_back(std::move(manifest));
   return {Status::kOk, &manifests_.back()};
 }

@@ -25,14 +25,16 @@ struct Manifest {
   PartIds part_ids;                 // ascending
 };
 
-// Entries live as long as the server. Tenants share kMaxManifests, with kLeastManifests for each.
+// Entries live as long as the server. Tenants share kMaxBytes of them, with kLeastBytes for each: an
+// engine registers another manifest each time its weights change.
 //
 // Invariant: entries and ids belong to one tenant. Two tenants that register the same spec get two
 // spec ids, so that they have no block key in common.
 class Registry {
  public:
-  static constexpr uint32_t kMaxManifests = 1024;
-  static constexpr uint32_t kLeastManifests = 16;
+  static constexpr uint64_t kMaxBytes = 64u << 20;
+  static constexpr uint64_t kLeastBytes = 1u << 20;
+  static constexpr uint64_t kBytesBeside = 1024;  // what a manifest takes beside doc and parts
 
   // Each of the `tenants` may register an equal share.
   explicit Registry(size_t tenants = 1);
@@ -65,10 +67,10 @@ class Registry {
                      uint64_t most_part_bytes) const;
   bool agrees(const Manifest& known, const wire::RegisterRequest& request) const;
 
-  uint32_t most_each_;
+  uint64_t most_each_;  // bytes
   uint32_t last_spec_ = 0, last_part_ = 0;           // the last ids in use
   std::vector<Manifest> manifests_;                  // id i is at i - 1
-  std::unordered_map<uint32_t, uint32_t> count_of_;  // manifests by tenant
+  std::unordered_map<uint32_t, uint64_t> bytes_of_;  // of manifests, by tenant
   // Keyed by tenant and digest; spec_id of the key is the tenant.
   std::unordered_map<BlockKey, uint32_t, BlockKeyHash> manifest_ids_;
   std::unordered_map<BlockKey, uint32_t, BlockKeyHash> spec_ids_;

@@ -35,6 +35,9 @@ class FakeClient:
         self._call("register")
         self.registered.append((engine, refusal))
 
+    def forget(self, manifest: Any) -> None:
+        """Nothing was remembered."""
+
     def stats(self) -> dict[str, int]:
         self._call("stats")
         return {}

@@ -208,7 +208,7 @@ def test_after_clear_an_engine_loads_nothing_that_was_stored(
     engines: Pair, start_store: StartStore
 ) -> None:
     store = start_store()
-    one, other = (each.start("a", store.url) for each in engines)
+    one, other = (each.start("a", store.url, update_group="a") for each in engines)
     keys = engines[0].keys(11, 4)
     assert one.set(keys)
     one.clear()

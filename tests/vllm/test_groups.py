@@ -186,7 +186,8 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
 
 def test_what_was_stored_before_the_weights_changed_is_not_loaded_after(here: Site) -> None:
     kind = KINDS["full, sliding window"]
-    prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
+    prefill = here.start(kind, "prefill", "0", update_group="a")
+    decode = here.start(kind, "decode", "1", update_group="a")
     before, after = (Question(n, token_prompt(random.Random(n), SIZES[0])) for n in "ab")
     with running([prefill, decode]), here.routed(prefill, decode) as router:
         expected = answer(prefill.address, before)

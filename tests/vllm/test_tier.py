@@ -155,6 +155,18 @@ def test_other_weights_read_nothing(start: Callable[..., Stories], node: StoreSe
     assert found == {"read": [False] * 4}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "shared"), [("", "", False), ("a", "b", False), ("a", "a", True)]
+)
+def test_after_new_weights_only_engines_of_one_update_group_share(
+    start: Callable[..., Stories], node: StoreServer, first: str, second: str, shared: bool
+) -> None:
+    one, other = (ours(url_of(node), update_group=group) for group in (first, second))
+    assert start(one, "renew", "offload").found()["offload"] == [True] * 4
+    assert start(other, "renew", "read").found()["read"] == [shared] * 4
+    assert start(other, "read").found()["read"] == [False] * 4
+
+
 def test_lost_chunks_are_computed_again(start: Callable[..., Stories], node: StoreServer) -> None:
     stories = start(ours(url_of(node)), "offload", "pause", "read", "fresh")
     stories.until_paused()

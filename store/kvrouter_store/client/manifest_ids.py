@@ -36,6 +36,11 @@ class ManifestIds:
         with self._lock:
             self._remembered[manifest.digest] = (manifest, engine, refusal)
 
+    def forget(self, manifest: Manifest) -> None:
+        """Announce it on no new connection."""
+        with self._lock:
+            self._remembered.pop(manifest.digest, None)
+
     def announce(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> Registration:
         """Register the manifest on this connection, unless that was done."""
         _, engine, refusal = self._remembered.get(manifest.digest, (manifest, "", ""))

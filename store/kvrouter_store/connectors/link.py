@@ -31,6 +31,7 @@ class StoreLink(Reach):
 
     def rename(self, manifest: Manifest) -> None:
         """Operate on another manifest from now on. The link's thread registers it."""
+        self.client.forget(self.manifest)
         self.manifest, self._registered = manifest, False
 
     def match(self, hashes: bytes) -> int:

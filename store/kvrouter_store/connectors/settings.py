@@ -155,11 +155,14 @@ class ConnectorSettings(LinkSettings):
     neighbours: other nodes of the store that are read where a request names them: HOST:PORT or URLs
         with commas between, or 'any'. Left out: none.
     advertise: the URL of the store for others, where it is not `url`.
+    update_group: engines whose weights change in place together give the same, and another one when
+        any of them starts. Left out: after a change an engine shares blocks with no other.
     """
 
     save: SaveScope = "all"
     neighbours: str = ""
     advertise: str = ""
+    update_group: str = ""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:

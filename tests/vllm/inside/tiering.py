@@ -241,7 +241,13 @@ def await_landing(engine: Engine) -> object:
     return read(engine)
 
 
-TOLD = (offload, read, groups, unknown, gap, lost, fresh, drain, half, await_landing)
+def renew(engine: Engine) -> object:
+    """The weights change in place."""
+    engine.tier.renew()
+    return True
+
+
+TOLD = (offload, read, groups, unknown, gap, lost, fresh, drain, half, await_landing, renew)
 STORIES = {each.__name__: each for each in TOLD}
 
 

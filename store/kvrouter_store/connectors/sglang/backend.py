@@ -14,6 +14,7 @@ the cache: operations raise nothing.
 import logging
 import os
 import platform
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +61,7 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         own = f"sglang/{self._model[0]}@{platform.node() or 'localhost'}:{os.getpid()}"
         self._name = self._settings.name or own
         self._shelf: PageShelf | None = None
-        self._clears = 0
+        self._clears, self._update_group = 0, self._settings.update_group or secrets.token_hex(8)
         self._complaints: set[str] = set()
         self._metrics = StorageMetrics() if storage_config.enable_storage_metrics else None
 
@@ -151,7 +152,8 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> None:
         """Name pages otherwise from now on: what was stored is not loaded again by this engine.
 
-        The store evicts it when it needs the room. Engines share again that were cleared as often.
+        The store evicts it when it needs the room. Ranks and engines of one update group share
+        again that were cleared as often; without one, this rank shares with no other.
         """
         self._clears += 1
         if self._shelf is not None:
@@ -176,7 +178,7 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
             **pool_facts(self.mem_pool_host),
             "sglang": sglang.__version__,
             "pages": "in place" if self._by_address else "flat",
-            "cleared": self._clears,
+            "cleared": f"{self._update_group} {self._clears}" if self._clears else 0,
         }
         return manifest_of(self._model, self._piece_sizes(), facts)
 

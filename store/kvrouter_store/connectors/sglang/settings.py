@@ -13,7 +13,12 @@ SGLANGS_OWN = {"backend_name", "module_path", "class_name", BY_ADDRESS}
 
 @dataclass(frozen=True)
 class HiCacheSettings(LinkSettings):
-    """The settings of `LinkSettings`."""
+    """The settings of `LinkSettings`, and one more.
+
+    update_group: as of `ConnectorSettings`.
+    """
+
+    update_group: str = ""
 
     PLACE: ClassVar[str] = "--hicache-storage-backend-extra-config"
 

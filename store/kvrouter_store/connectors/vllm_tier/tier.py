@@ -13,6 +13,7 @@ methods but batch_lookup are called by the scheduler's thread (vllm/v1/kv_offloa
 
 import ctypes
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -82,6 +83,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         }
         self.engine = identity.engine
         self._manifests, self._renewals = manifests, 0
+        self._update_group = settings.update_group
         self._news = threading.Event()
         self.memory = _segments_of(primary_kv_view)
         self._transfers: Transfers[OffloadKey] = Transfers(threads, "kvstore-tier", self._news)
@@ -170,11 +172,15 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def renew(self) -> None:
         """Name chunks otherwise from now on: the weights may have changed. Nothing may be moving.
 
-        Engines share again that were renewed as often.
+        Engines of one update group share again that were renewed as often. Nothing else says that
+        they have the same weights: one may have been started anew since.
         """
+        if not self._update_group:
+            log.warning('no "update_group" is set: this engine shares its blocks with no other now')
+            self._update_group = secrets.token_hex(8)
         self._renewals += 1
         for group, manifest in self._manifests.items():
-            revision = f"{manifest.spec.weights_revision}, renewed {self._renewals}"
+            revision = f"{manifest.spec.weights_revision}, {self._update_group} {self._renewals}"
             spec = replace(manifest.spec, weights_revision=revision)
             self.links[group].rename(replace(manifest, spec=spec))
 

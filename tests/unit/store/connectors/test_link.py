@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.fakes.store import eventually
 from tests.fakes.store_client import FakeClient, chain_of
 
-from kvrouter_store._core import BlockStatus
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.reach import AWAY_S, HEARTBEAT_S
 from kvrouter_store.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Unauthorized
@@ -123,3 +125,32 @@ def test_a_link_that_is_renamed_registers_its_new_manifest(
     assert link.beat()
     assert link.beat()
     assert client.calls.count("register") == 2
+
+
+def test_weights_may_change_more_often_than_a_node_lists_manifests(url: str) -> None:
+    link = StoreLink(StoreClient(url, transport="tcp"), MANIFEST, logging.getLogger("link"), "e1")
+    for change in range(100):
+        link.rename(Manifest(replace(SPEC, weights_revision=f"r{change}"), MANIFEST.parts))
+        assert link.beat()
+    last = link.client.manifests()[-1]
+    assert (last.manifest, last.engines) == (link.manifest, ("e1",))
+    assert link.client.manifests()[0].engines == ()
+    link.close()
+
+
+def test_a_restarted_node_gets_only_the_latest_manifest_of_a_link() -> None:
+    node = StoreServer(pool_bytes=1 << 20)
+    node.start()
+    link = StoreLink(StoreClient(f"kv://127.0.0.1:{node.port}"), MANIFEST, logging.getLogger("l"))
+    assert link.beat()
+    link.rename(Manifest(replace(SPEC, weights_revision="r2"), MANIFEST.parts))
+    assert link.beat()
+    port = node.port
+    node.stop()
+    assert not link.beat()
+    node = StoreServer(pool_bytes=1 << 20, port=port)
+    node.start()
+    assert eventually(link.beat)
+    assert [each.manifest for each in link.client.manifests()] == [link.manifest]
+    link.close()
+    node.stop()

@@ -173,6 +173,20 @@ def test_after_clear_nothing_that_was_stored_is_loaded_again(start: Open) -> Non
     assert one.batch_exists(KEYS) == 3
 
 
+@pytest.mark.parametrize(("groups", "shared"), [(("", ""), 0), (("a", "b"), 0), (("a", "a"), 3)])
+def test_after_clear_only_engines_of_one_update_group_share(
+    start: Open, groups: tuple[str, str], shared: int
+) -> None:
+    pool = HostPool()
+    one, other = (start(pool, extra={**V1, "update_group": group}) for group in groups)
+    assert put(one, pool, KEYS[3:]) == [True] * 3
+    assert other.batch_exists(KEYS[3:]) == 3
+    one.clear()
+    other.clear()
+    assert put(one, pool, KEYS[:3]) == [True] * 3
+    assert other.batch_exists(KEYS[:3]) == shared
+
+
 def test_what_moved_is_counted_for_sglangs_metrics_where_they_are_on(start: Open) -> None:
     pool = HostPool()
     one = start(pool, enable_storage_metrics=True)
