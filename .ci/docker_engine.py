@@ -314,7 +314,6 @@ def with_private_engine(command: Sequence[str]) -> int:
     install_tools()
     root = unpacked_engine(cache)
     with (
-        (cache / "private.lock").open("w") as lock,
         one_at_a_time(cache / "private.lock"),
         tempfile.TemporaryDirectory(prefix="kvr-docker-", ignore_cleanup_errors=True) as work,
         firewall_kept(),
