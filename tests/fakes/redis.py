@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from tests.fakes.certificates import Authority
 from tests.fakes.stall import stall
 
 START_TRIES = 5
@@ -22,10 +23,20 @@ def redis_server() -> str | None:
 
 
 class RedisServer:
-    """One redis-server; keeps nothing on disk. Enter it; it ends with its test."""
+    """One redis-server; keeps nothing on disk. Enter it; it ends with its test.
 
-    def __init__(self, folder: Path, *options: str, host: str = "127.0.0.1") -> None:
+    authority: has it speak TLS alone, with a certificate of this CA.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        host: str = "127.0.0.1",
+        authority: Authority | None = None,
+    ) -> None:
         self._host = host
+        self._authority = authority
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[str] | None = None
@@ -33,7 +44,10 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://{self._host}:{self.port}/0"
+        place = f"{self._host}:{self.port}/0"
+        if self._authority is not None:
+            return f"rediss://{place}?ssl_ca_certs={self._authority.ca_file}"
+        return f"redis://{place}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,7 +99,7 @@ class RedisServer:
         program = redis_server()
         assert program is not None, MISSING
         process = subprocess.Popen(
-            [program, "--port", str(port), "--bind", self._host, "--save", "", *self._options],
+            [program, *self._listen(port), "--bind", self._host, "--save", "", *self._options],
             cwd=self._folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -98,6 +112,15 @@ class RedisServer:
         process.wait()
         process.stdout.close()
         return False
+
+    def _listen(self, port: int) -> list[str]:
+        if self._authority is None:
+            return ["--port", str(port)]
+        shown = self._authority.sign()
+        return (
+            f"--port 0 --tls-port {port} --tls-auth-clients no --tls-cert-file {shown.cert_file} "
+            f"--tls-key-file {shown.key_file} --tls-ca-cert-file {self._authority.ca_file}"
+        ).split()
 
 
 class RedisCluster:

@@ -6,6 +6,7 @@ what they get several times, while they hold Python's lock; here only the kernel
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -46,6 +47,7 @@ class RedisLink:
         self._connection = connection
         self._view = view
         self._socket: socket.socket | None = None
+        self._cut = False
         self._flags = 0
         self._ahead = b""
         self.moved = False
@@ -78,31 +80,39 @@ class RedisLink:
 
     def alive(self) -> bool:
         """Whether the server still has the connection, as far as this host knows."""
-        with contextlib.suppress(Exception):
-            return not self._connection.can_read()
-        return False
+        poll = select.poll()  # redis-py's own question may set Python's time-out again
+        poll.register(self._connected(), select.POLLIN)
+        return not poll.poll(0)
 
     def cut(self) -> None:
-        """End the call that runs. Safe in any thread."""
-        if self._socket is not None:
+        """End the call that runs, or that will. Safe in any thread."""
+        self._cut = True
+        link = self._connection._sock  # also while redis-py logs in over it
+        if link is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(link, socket.SHUT_RDWR)  # that of TLS would first end TLS
 
     def close(self) -> None:
         """End the connection, when no call runs."""
         self._connection.disconnect()
 
     def _connected(self) -> socket.socket:
-        """The kernel watches the time: Python would ask before each call whether it would wait."""
-        if self._socket is None:
+        """The kernel watches the time: Python would ask before each call whether it would wait.
+
+        Not over TLS, which asks the kernel again when its time is over.
+        """
+        if self._socket is None and not self._cut:
             self._connection.connect()
             self._socket = link = self._connection._sock
-            seconds, part = divmod(self._connection.socket_timeout, 1)
-            patience = struct.pack("@ll", int(seconds), int(part * 1e6))
-            link.settimeout(None)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
-            self._flags = 0 if isinstance(link, ssl.SSLSocket) else socket.MSG_WAITALL
+            if not isinstance(link, ssl.SSLSocket):
+                seconds, part = divmod(self._connection.socket_timeout, 1)
+                patience = struct.pack("@ll", int(seconds), int(part * 1e6))
+                link.settimeout(None)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+                self._flags = socket.MSG_WAITALL
+        if self._socket is None or self._cut:
+            raise ConnectionError("the call was given up")
         return self._socket
 
     def _send(self, data: Sequence[bytes | memoryview]) -> None:
@@ -194,14 +204,16 @@ class RedisLinks:
         """The result of a call over a link. Once cancelled, it ends when nothing runs any more."""
         link = self._idle_link(server) or RedisLink(self._connect(server), self._view)
         self._busy.add(link)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, call, link, what)
+        job = self._threads.submit(call, link, what)
+        work = asyncio.wrap_future(job)
         try:
             result = await asyncio.shield(work)
         except BaseException as error:
             link.cut()
-            await complete(asyncio.wait({work}))
+            job.cancel()  # where it waits for a thread
+            await complete(asyncio.gather(work, return_exceptions=True))
             link.close()
-            if isinstance(error, BlockingIOError):
+            if isinstance(error, BlockingIOError | TimeoutError):
                 raise TimeoutError("no answer in time") from None
             raise
         finally:

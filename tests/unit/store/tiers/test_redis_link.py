@@ -1,18 +1,26 @@
 """What Redis answers becomes values in the memory, however the bytes are cut on their way."""
 
+import asyncio
+import gc
 import socket
+import ssl
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.certificates import Authority
 
 from kvrouter_store.tiers.base import Item, TierStatus
-from kvrouter_store.tiers.redis_link import RedisLink
+from kvrouter_store.tiers.redis_link import CALLS, RedisLink, RedisLinks
 
+PATIENCE_S = 10.0
 OK, MISSING, FAILED = TierStatus.OK, TierStatus.MISSING, TierStatus.FAILED
 SIZE = 6000
 ITEMS = [Item(f"key {k}", k * SIZE, SIZE) for k in range(3)]
@@ -25,7 +33,7 @@ class Connection:
 
     def __init__(self, server: socket.socket, sock: socket.socket, pieces: Iterable[bytes]) -> None:
         self._server = server
-        self._sock = sock
+        self.sock = self._sock = sock
         self._pieces = pieces
         self._thread = threading.Thread(target=self._talk)
 
@@ -43,6 +51,60 @@ class Connection:
         while self._server.recv(1 << 16):
             pass
         self._server.close()
+
+    def can_read(self) -> bool:
+        self.sock.settimeout(self.socket_timeout)
+        return False
+
+
+class ClosedConnection:
+    """To a server that lets a client in once it is opened, and then says nothing."""
+
+    socket_timeout = 1.0
+
+    def __init__(self) -> None:
+        self.server, self._sock = socket.socketpair()
+        self.asking, self.opened = threading.Event(), threading.Event()
+
+    async def asked(self) -> None:
+        assert await asyncio.to_thread(self.asking.wait, PATIENCE_S)
+
+    def connect(self) -> None:
+        self.asking.set()
+        assert self.opened.wait(PATIENCE_S)
+
+    def disconnect(self) -> None:
+        self._sock.close()
+
+
+class TlsConnection:
+    """To a server that greets, and then says nothing for longer than a test is patient."""
+
+    socket_timeout = 0.2
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._sock: ssl.SSLSocket | None = None
+        self._server: ssl.SSLSocket | None = None
+        self._gone = threading.Timer(PATIENCE_S, self.disconnect)
+
+    def connect(self) -> None:
+        server, client = socket.socketpair()
+        shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        shown.load_cert_chain(*self._authority.sign())
+        trusting = ssl.create_default_context(cafile=self._authority.ca_file)
+        with ThreadPoolExecutor(1) as thread:
+            greeting = thread.submit(shown.wrap_socket, server, server_side=True)
+            self._sock = trusting.wrap_socket(client, server_hostname="localhost")
+            self._server = greeting.result()
+        self._sock.settimeout(self.socket_timeout)
+        self._gone.start()
+
+    def disconnect(self) -> None:
+        self._gone.cancel()
+        for end in (self._server, self._sock):
+            if end is not None:
+                end.close()
 
 
 @contextmanager
@@ -104,3 +166,102 @@ def test_a_key_that_another_server_has_is_known_to_have_moved() -> None:
     with link_to(bytearray(3 * SIZE), b":1\r\n-MOVED 12 127.0.0.1:7001\r\n") as link:
         assert link.holds(["a", "b"]) == [True, False]
         assert link.moved
+
+
+def test_a_link_that_waited_still_has_the_kernel_watch_the_time() -> None:
+    """Not every parser of redis-py leaves the socket as it was when it looks what has come."""
+    connection = Connection(*socket.socketpair(), [b":1\r\n"])
+    with closing(RedisLink(connection, memoryview(b""))) as link:
+        link.holds(["a"])
+        link.alive()
+        assert connection.sock.gettimeout() is None
+
+
+def test_a_server_that_is_silent_over_tls_ends_the_call(tmp_path: Path) -> None:
+    connection = TlsConnection(Authority(tmp_path))
+    with closing(RedisLink(connection, memoryview(b""))) as link, pytest.raises(TimeoutError):
+        link.holds(["a"])
+
+
+def test_what_is_sent_while_a_link_is_cut_is_not_sent_in_the_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = TlsConnection(Authority(tmp_path))
+    encrypted = []
+    with closing(RedisLink(connection, memoryview(b""))) as link:
+        with pytest.raises(TimeoutError):
+            link.holds(["a"])
+        with monkeypatch.context() as patch:
+            shutdown = lambda sock, how: encrypted.append(sock.version())  # noqa: E731
+            patch.setattr(socket.socket, "shutdown", shutdown)
+            link.cut()
+    assert encrypted == ["TLSv1.3"]
+
+
+@pytest.fixture
+def closed_connections() -> Iterator[list["ClosedConnection"]]:
+    """One more than there are threads."""
+    connections = [ClosedConnection() for _ in range(CALLS + 1)]
+    yield connections
+    for connection in connections:
+        connection.server.close()
+        connection.disconnect()
+
+
+def links_over(connections: Iterable["ClosedConnection"]) -> RedisLinks:
+    left = iter(connections)
+    return RedisLinks(lambda _: next(left), memoryview(bytearray(3 * SIZE)), lambda: None)
+
+
+async def test_a_call_that_is_given_up_while_it_connects_asks_nothing(
+    closed_connections: list["ClosedConnection"],
+) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
+    connection, links = closed_connections[0], links_over(closed_connections)
+    call = asyncio.create_task(links.call(None, RedisLink.load, ITEMS))
+    await connection.asked()
+    call.cancel()
+    asyncio.get_running_loop().call_soon(connection.opened.set)  # after the cancellation
+    await asyncio.wait({call})
+    assert call.cancelled()
+    assert connection.server.recv(1) == b""
+    del call
+    gc.collect()
+    assert complaints == []
+
+
+async def test_a_call_that_is_given_up_before_it_has_a_thread_ends_at_once(
+    closed_connections: list["ClosedConnection"],
+) -> None:
+    links = links_over(closed_connections)
+    calls = [asyncio.create_task(links.call(None, RedisLink.load, ITEMS)) for _ in range(CALLS + 1)]
+    for connection in closed_connections[:CALLS]:
+        await connection.asked()
+    calls[-1].cancel()
+    done, _ = await asyncio.wait(calls, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {calls[-1]}
+    await end(links, closed_connections, calls)
+
+
+async def test_a_call_that_waits_for_a_thread_does_not_connect_after_the_end(
+    closed_connections: list["ClosedConnection"],
+) -> None:
+    links = links_over(closed_connections)
+    calls = [asyncio.create_task(links.call(None, RedisLink.load, ITEMS)) for _ in range(CALLS + 1)]
+    for connection in closed_connections[:CALLS]:
+        await connection.asked()
+    await end(links, closed_connections, calls)
+    assert not closed_connections[-1].asking.is_set()
+
+
+async def end(
+    links: RedisLinks,
+    connections: Iterable["ClosedConnection"],
+    calls: Iterable[asyncio.Task[list[TierStatus]]],
+) -> None:
+    links.close()
+    for connection in connections:
+        connection.opened.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(one, ConnectionError | asyncio.CancelledError) for one in outcomes)
