@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -46,6 +47,7 @@ PROBES: Final = [f"kvrouter:{number}" for number in range(64)]
 """Keys of all masters of a cluster: one of them must answer."""
 T = TypeVar("T")
 R = TypeVar("R")
+log = logging.getLogger(__name__)
 
 
 class RedisTier:
@@ -61,9 +63,11 @@ class RedisTier:
         self._map: RedisCluster | None = None
         self._reading: asyncio.Task[None] | None = None
         self._read_at = 0.0
+        self._lost: set[Server] = set()  # whose last call failed
 
     async def start(self, memory: Memory) -> None:
         """Have a server answer."""
+        self._lost.clear()
         self._links = RedisLinks(self._connection, memory.view, self._read_map_soon)
         self._map = self._cluster_map() if self._cluster else None
         await self.holds(PROBES)
@@ -93,14 +97,16 @@ class RedisTier:
     async def stop(self) -> None:
         """Close the connections."""
         links, self._links = self._links, None
-        if self._reading is not None:
-            self._reading.cancel()
+        known, self._map = self._map, None
         if links is not None:
             links.close()
-        if self._map is not None:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    await self._map.aclose()
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                if self._reading is not None:
+                    self._reading.cancel()
+                    await asyncio.wait({self._reading})
+                if known is not None:
+                    await known.aclose()
 
     async def _at_masters(
         self,
@@ -111,42 +117,64 @@ class RedisTier:
     ) -> list[R]:
         """The answer for each key, or `lost`, of the master of each: one's failure does not spread.
 
+        TierAway once the last call to each master has failed.
+
         what: of each key, what the call over a link is told.
         """
-        if self._links is None:
-            raise TierAway("it is not connected")
         groups = await self._by_master(keys)
+        links = self._links
+        if links is None:
+            raise TierAway("it is not connected")
         calls = [
-            self._links.call(server, call, [what[k] for k in group])
-            for server, group in groups.items()
+            links.call(server, call, [what[k] for k in group]) for server, group in groups.items()
         ]
-        answers, errors = [lost] * len(keys), []
+        answers, errors = [lost] * len(keys), {}
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        for group, outcome in zip(groups.values(), outcomes, strict=True):
+        if self._links is not links:
+            raise TierAway("it was stopped")
+        for (server, group), outcome in zip(groups.items(), outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                errors.append(_away(outcome))
+                errors[server] = _away(outcome)
             else:
+                self._lost.discard(server)
                 for k, answer in zip(group, outcome, strict=True):
                     answers[k] = answer
-        if errors and len(errors) == len(groups):
-            raise errors[0]
         if errors:
-            self._read_map_soon()
+            self._lose(errors)
         return answers
 
     async def _by_master(self, keys: Sequence[str]) -> dict[Server, Sequence[int]]:
-        """The places of keys, by their master."""
-        if self._map is None:
+        """The places of keys, by their master; of those that have one."""
+        from redis.exceptions import SlotNotCoveredError  # noqa: PLC0415
+
+        known = self._map
+        if known is None:
             return {None: range(len(keys))}
         try:
-            await _begin(self._map)
+            await _begin(known)
         except Exception as error:
             raise _away(error) from None
         groups: defaultdict[Server, list[int]] = defaultdict(list)
         for k, key in enumerate(keys):
-            master: Any = self._map.get_node_from_key(key)  # or SlotNotCoveredError
-            groups[master.host, master.port].append(k)
+            try:
+                master: Any = known.get_node_from_key(key)
+            except SlotNotCoveredError:
+                self._read_map_soon()
+            else:
+                groups[master.host, master.port].append(k)
         return dict(groups)
+
+    def _lose(self, errors: dict[Server, TierAway]) -> None:
+        """Go on without these masters. TierAway where none is left."""
+        new = errors.keys() - self._lost
+        self._lost |= new
+        masters = [None] if self._map is None else self._map.get_primaries()
+        if all((each and (each.host, each.port)) in self._lost for each in masters):
+            raise next(iter(errors.values()))
+        for server in new:
+            place = ":".join(map(str, server or ()))
+            log.warning("%s goes on without %s and its keys: %s", self.name, place, errors[server])
+        self._read_map_soon()
 
     def _cluster_map(self) -> RedisCluster:
         from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
@@ -179,7 +207,8 @@ class RedisTier:
             with contextlib.suppress(Exception):
                 await known.nodes_manager.initialize()
 
-        if self._map is not None and time.monotonic() - self._read_at > MAP_PAUSE_S:
+        reading = self._reading is not None and not self._reading.done()
+        if self._map is not None and not reading and time.monotonic() - self._read_at > MAP_PAUSE_S:
             self._read_at = time.monotonic()
             self._reading = asyncio.create_task(read(self._map))
 

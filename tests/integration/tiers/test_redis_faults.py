@@ -6,14 +6,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis.asyncio.cluster
 from tests.fakes.certificates import Authority
-from tests.fakes.redis import MISSING, RedisServer, redis_server
+from tests.fakes.redis import MISSING, RedisCluster, RedisServer, redis_server
 from tests.integration.tiers.test_contract import blank, bytes_of, values
+from tests.integration.tiers.test_faults import PATIENCE_S, guarded
 
+from kvrouter_store.tiers import redis as redis_tier
 from kvrouter_store.tiers.base import Memory, Tier, TierAway, TierStatus
+from kvrouter_store.tiers.redis import PROBES
 from kvrouter_store.tiers.registry import open_tier
 
-OK = TierStatus.OK
+OK, FAILED = TierStatus.OK, TierStatus.FAILED
 
 
 @pytest.fixture
@@ -33,6 +37,95 @@ async def started(url: str, memory: Memory) -> AsyncIterator[Tier]:
         yield tier
     finally:
         await tier.stop()
+
+
+async def test_calls_for_keys_of_a_dead_master_alone_leave_the_others_there(
+    cluster: RedisCluster, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded(cluster.url, memory) as guard:
+        items = values(memory, 500, 60)
+        assert await guard.store(items) == [OK] * 60
+        cluster.masters[1].kill()
+        statuses = []
+        for item in items:
+            statuses += await guard.load([item])
+            assert guard.up
+        assert 20 < statuses.count(OK) < 60
+    lost = f"goes on without 127.0.0.1:{cluster.masters[1].port} and its keys"
+    assert caplog.text.count(lost) == 1
+
+
+async def test_a_cluster_is_away_once_none_of_its_masters_answers(
+    cluster: RedisCluster, memory: Memory
+) -> None:
+    async with guarded(cluster.url, memory) as guard:
+        items = values(memory, 500, 60)
+        for master in cluster.masters:
+            master.kill()
+        for item in items:
+            await guard.load([item])
+        assert not guard.up
+
+
+async def test_keys_that_no_master_has_leave_the_others_there(
+    cluster: RedisCluster, memory: Memory
+) -> None:
+    items = values(memory, 500, 30)
+    for key in (PROBES[0], items[0].key):
+        await leave(cluster, key)
+    async with guarded(cluster.url, memory) as guard:
+        statuses = await guard.store(items)
+        assert statuses[0] is FAILED
+        assert OK in statuses
+        assert await guard.load(items) == statuses
+        held = await guard.holds([item.key for item in items])
+        assert held == [status is OK for status in statuses]
+        assert await guard.load(items[:1]) == [FAILED]
+        assert guard.up
+
+
+async def leave(cluster: RedisCluster, key: str) -> None:
+    """Have no master of the cluster serve a key."""
+    slot = cluster.masters[0].command("CLUSTER", "KEYSLOT", key)
+    async with asyncio.timeout(PATIENCE_S):
+        while await asyncio.to_thread(served, cluster, slot):
+            await asyncio.sleep(0.01)  # a master that has not heard of it may say the opposite
+
+
+def served(cluster: RedisCluster, slot: str) -> bool:
+    """Whether a master had the slot, until now."""
+    said = [master.command("CLUSTER", "DELSLOTS", slot) for master in cluster.masters]
+    return any("OK" in each for each in said)
+
+
+async def test_the_map_of_a_cluster_is_read_once_at_a_time_and_not_after_the_end(
+    cluster: RedisCluster, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = [], []
+
+    async def initialize(self: object) -> None:
+        began.append(self)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(self)
+
+    items = values(memory, 500, 60)
+    async with started(cluster.url, memory) as tier:
+        monkeypatch.setattr(redis.asyncio.cluster.NodesManager, "initialize", initialize)
+        monkeypatch.setattr(redis_tier, "MAP_PAUSE_S", 0.0)
+        cluster.masters[1].kill()
+        cluster.masters[2].stall()
+        for _ in range(3):
+            await tier.load(items)
+        assert len(began) == 1
+        load = asyncio.create_task(tier.load(items))
+        await asyncio.sleep(0)
+        await tier.stop()
+        assert len(ended) == 1
+        with pytest.raises(TierAway):
+            await load
+        assert len(began) == 1
 
 
 async def test_a_redis_that_stalls_over_tls_has_the_same_time_to_answer(
