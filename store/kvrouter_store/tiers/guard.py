@@ -1,8 +1,8 @@
 """One tier with a deadline for each call, and a circuit that is open while the tier is away.
 
-No request waits for a connection. When a call is not answered, the circuit opens: the tier is
-stopped, and started again in the background, with growing pauses. Until that works, calls find
-nothing.
+When a call is not answered, the circuit opens: the tier is stopped, and started again in the
+background, with growing pauses. Until that works, calls find nothing: no request waits for a tier
+that is away.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from kvrouter_store.tiers.base import (
     check_package,
     shown,
 )
-from kvrouter_store.tiers.redis_link import RedisLink, RedisLinks, Server
+from kvrouter_store.tiers.redis_link import MOVED, RedisLink, RedisLinks, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,
     "client_name": "kvrouter",
 }
-PROBES: Final = [f"kvrouter:{number}" for number in range(64)]
-"""Keys of all masters of a cluster: one of them must answer."""
+PROBES: Final = [f"kvrouter:1:{number}" for number in range(64)]
+"""Keys of all masters of a cluster: one of them must answer. Nothing has them."""
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -64,13 +64,15 @@ class RedisTier:
         self._reading: asyncio.Task[None] | None = None
         self._read_at = 0.0
         self._lost: set[Server] = set()  # whose last call failed
+        self._said: set[str] = set()  # kinds of errors that the log has
 
     async def start(self, memory: Memory) -> None:
-        """Have a server answer."""
+        """Have a server answer, which would also store."""
         self._lost.clear()
-        self._links = RedisLinks(self._connection, memory.view, self._read_map_soon)
+        self._said.clear()
+        self._links = RedisLinks(self._connection, memory.view, self._hear)
         self._map = self._cluster_map() if self._cluster else None
-        await self.holds(PROBES)
+        await self._at_masters(PROBES, PROBES, RedisLink.probe, False)
 
     async def holds(self, keys: Sequence[str]) -> list[bool]:
         """By EXISTS."""
@@ -176,6 +178,17 @@ class RedisTier:
             log.warning("%s goes on without %s and its keys: %s", self.name, place, errors[server])
         self._read_map_soon()
 
+    def _hear(self, error: str) -> None:
+        """What a server has said instead of an answer: once of each kind into the log."""
+        kind = error.partition(" ")[0]
+        if kind in MOVED and self._map is None:
+            raise TierAway("it is a server of a cluster: write redis+cluster://HOST:PORT")
+        if kind in MOVED:
+            self._read_map_soon()
+        elif kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s refuses values: %s", self.name, error)
+
     def _cluster_map(self) -> RedisCluster:
         from redis.asyncio.cluster import ClusterNode, RedisCluster  # noqa: PLC0415
         from redis.asyncio.connection import parse_url  # noqa: PLC0415
@@ -256,6 +269,8 @@ def _read(url: str, name: str) -> tuple[list[str], int]:
         ttl = options.pop("ttl", "0")
         if not all(places.split(",")) or not ttl.isdecimal():
             raise ValueError("it needs a host, and a ttl of whole seconds")
+        if "protocol" in options:
+            raise ValueError("leave out protocol, which is always 2")
         query = urlencode(options)
         urls = [
             urlunsplit((scheme, f"{user}{at}{place}", parts.path, query, ""))

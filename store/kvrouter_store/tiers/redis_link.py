@@ -24,9 +24,12 @@ CALLS: Final = 16
 IOV_MAX: Final = 1024
 AHEAD_BYTES: Final = 4096
 """What is received together with a line, to be copied."""
-AWAY: Final = (b"-LOADING", b"-CLUSTERDOWN", b"-MASTERDOWN")
+AWAY: Final = ("LOADING", "CLUSTERDOWN", "MASTERDOWN")
 """Errors of a server that can answer nothing now."""
-MOVED: Final = (b"-MOVED", b"-ASK")
+MOVED: Final = ("MOVED", "ASK")
+"""Errors of a server of a cluster that names another one."""
+GIVING: Final = ("OOM", "MISCONF", "NOREPLICAS")
+"""Errors of a server that stores nothing now, and gives what it has."""
 NIL: Final = (b"$-1", b"_")
 CLOSED: Final = "the server has closed the connection"
 Server = tuple[str, int] | None
@@ -40,7 +43,7 @@ class RedisLink:
     connection: of redis-py's blocking client, not connected, with protocol 2.
 
     Attributes:
-        moved: whether a server has said that another one has a key.
+        errors: what the server has said instead of an answer, the last of each kind.
     """
 
     def __init__(self, connection: Any, view: memoryview) -> None:
@@ -50,7 +53,17 @@ class RedisLink:
         self._cut = False
         self._flags = 0
         self._ahead = b""
-        self.moved = False
+        self.errors: dict[str, str] = {}
+
+    def probe(self, keys: Sequence[str]) -> list[bool]:
+        """Look at keys, and store nothing: SET would, with XX, if there were a value."""
+        self._send([_command("EXISTS", key) + _command("SET", key, "", "XX") for key in keys])
+        for _ in range(2 * len(keys)):
+            self._line()
+        for kind, error in self.errors.items():
+            if kind not in MOVED + GIVING:
+                raise ConnectionError(error)
+        return [True] * len(keys)
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
         """EXISTS each."""
@@ -147,9 +160,11 @@ class RedisLink:
         while b"\r\n" not in self._ahead:
             self._ahead += self._more()
         line, _, self._ahead = self._ahead.partition(b"\r\n")
-        if line.startswith(AWAY):
-            raise ConnectionError(line[1:].decode(errors="replace"))
-        self.moved |= line.startswith(MOVED)
+        if line.startswith(b"-"):
+            error = line[1:].decode(errors="replace")
+            if error.startswith(AWAY):
+                raise ConnectionError(error)
+            self.errors[error.partition(" ")[0]] = error
         return line
 
     def _fill(self, view: memoryview) -> None:
@@ -179,23 +194,23 @@ def _word(word: str) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-def _command(name: str, key: str) -> bytes:
-    return b"*2\r\n" + _word(name) + _word(key)
+def _command(*words: str) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(map(_word, words))
 
 
 class RedisLinks:
     """Links to servers, each used by one call at a time, and the threads of calls. One event loop.
 
     connect: makes a connection of redis-py to a server, HOST and port, or the only one.
-    moved: is called when a server has said that another one has a key.
+    heard: is called with each error that a server has answered; what it raises, its call raises.
     """
 
     def __init__(
-        self, connect: Callable[[Server], Any], view: memoryview, moved: Callable[[], None]
+        self, connect: Callable[[Server], Any], view: memoryview, heard: Callable[[str], None]
     ) -> None:
         self._connect = connect
         self._view = view
-        self._moved = moved
+        self._heard = heard
         self._idle: defaultdict[Server, list[RedisLink]] = defaultdict(list)
         self._busy: set[RedisLink] = set()
         self._threads = ThreadPoolExecutor(CALLS, "kvstore-redis")
@@ -218,10 +233,10 @@ class RedisLinks:
             raise
         finally:
             self._busy.remove(link)
-        if link.moved:
-            self._moved()
-            link.moved = False
         self._idle[server].append(link)
+        errors, link.errors = link.errors, {}
+        for each in errors.values():
+            self._heard(each)
         return result
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
-"""What goes wrong with a Redis costs what it must, and no more."""
+"""What a Redis refuses, and masters of a cluster that are away, cost what they must and no more."""
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,6 +128,52 @@ async def test_the_map_of_a_cluster_is_read_once_at_a_time_and_not_after_the_end
         with pytest.raises(TierAway):
             await load
         assert len(began) == 1
+
+
+async def test_a_server_of_a_cluster_as_a_single_redis_is_away_for_that(
+    cluster: RedisCluster, memory: Memory
+) -> None:
+    await assert_away(cluster.masters[0].url, memory, r"write redis\+cluster://")
+
+
+async def test_a_replica_is_away_for_that(redis: RedisServer, memory: Memory) -> None:
+    redis.command("REPLICAOF", "127.0.0.1", "1")
+    await assert_away(redis.url, memory, "READONLY")
+
+
+async def test_a_user_without_rights_to_the_keys_is_told_so(
+    redis: RedisServer, memory: Memory
+) -> None:
+    redis.command("ACL", "SETUSER", "node", "on", ">word", "~other:*", "+@all")
+    await assert_away(redis.url.replace("//", "//node:word@"), memory, "NOPERM")
+    redis.command("ACL", "SETUSER", "node", "~kvrouter:1:*")
+    async with guarded(redis.url.replace("//", "//node:word@"), memory) as guard:
+        assert await guard.holds(["kvrouter:1:a"]) == [False]
+
+
+async def assert_away(url: str, memory: Memory, why: str) -> None:
+    with pytest.raises(TierAway, match=why):
+        async with started(url, memory):
+            pass
+
+
+async def test_a_redis_that_is_full_at_the_start_gives_what_it_has(
+    redis: RedisServer, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    items = values(memory, 1 << 20, 2)
+    async with guarded(redis.url, memory) as guard:
+        assert await guard.store(items[:1]) == [OK]
+    redis.command("CONFIG", "SET", "maxmemory", "1mb")
+    async with guarded(redis.url, memory) as guard:
+        assert await guard.store(items[1:]) == [FAILED]
+        assert await guard.load(items[:1]) == [OK]
+    assert len(re.findall("refuses values: OOM", caplog.text)) == 1
+
+
+async def test_probes_leave_nothing_behind(redis: RedisServer, memory: Memory) -> None:
+    async with guarded(redis.url, memory):
+        assert redis.command("DBSIZE") == "0"
 
 
 async def test_a_redis_that_stalls_over_tls_has_the_same_time_to_answer(

@@ -165,7 +165,7 @@ def test_a_server_that_can_answer_nothing_ends_the_call(said: bytes) -> None:
 def test_a_key_that_another_server_has_is_known_to_have_moved() -> None:
     with link_to(bytearray(3 * SIZE), b":1\r\n-MOVED 12 127.0.0.1:7001\r\n") as link:
         assert link.holds(["a", "b"]) == [True, False]
-        assert link.moved
+        assert link.errors == {"MOVED": "MOVED 12 127.0.0.1:7001"}
 
 
 def test_a_link_that_waited_still_has_the_kernel_watch_the_time() -> None:
@@ -210,7 +210,7 @@ def closed_connections() -> Iterator[list["ClosedConnection"]]:
 
 def links_over(connections: Iterable["ClosedConnection"]) -> RedisLinks:
     left = iter(connections)
-    return RedisLinks(lambda _: next(left), memoryview(bytearray(3 * SIZE)), lambda: None)
+    return RedisLinks(lambda _: next(left), memoryview(bytearray(3 * SIZE)), lambda _: None)
 
 
 async def test_a_call_that_is_given_up_while_it_connects_asks_nothing(
