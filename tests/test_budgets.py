@@ -24,7 +24,9 @@ discovery finds (Python 600, C++ 20; words 420), a doctor who asks for a tier (P
 speed of tiers (C++ 15; words 100); what a node says of tiers that are away or full, and the router
 of nodes (Python 230, of which 15 in the request path, C++ 5; words 490), engines and nodes of one
 Kubernetes node (Python 40), values of Redis without copies (Python 220), several threads for one
-prompt, and first tokens on a GPU (Python 280; words 190).
+prompt, and first tokens on a GPU (Python 280; words 190), nodes that leave the list, weights that
+change again and again, clusters of Redis without one master, and hangs that went unnoticed
+(Python 300, of which 10 in the request path, C++ 10; words 160).
 """
 
 from collections.abc import Callable, Iterable
@@ -114,12 +116,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 51_500),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 51_800),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_690),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_110),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_700),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_120),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 32_870),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_030),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
