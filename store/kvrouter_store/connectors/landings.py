@@ -187,8 +187,8 @@ class Landings:
             if not landing.landed:
                 break
             coming.landed += 1
+            self.news.set()  # the node may ask its tiers before it tells what came with it
             await self._count_on(client, manifest, coming)
-            self.news.set()
 
     async def _count_on(
         self, client: AsyncStoreClient, manifest: Manifest, coming: AwaitedPrefix
@@ -199,6 +199,8 @@ class Landings:
             held = await client.held(manifest, some)
             came = (*held, False).index(False)
             coming.landed += came
+            if came:
+                self.news.set()
             if came < len(held):
                 break
             most = min(2 * most, MOST)
