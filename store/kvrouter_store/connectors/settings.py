@@ -155,8 +155,8 @@ class ConnectorSettings(LinkSettings):
     neighbours: other nodes of the store that are read where a request names them: HOST:PORT or URLs
         with commas between, or 'any'. Left out: none.
     advertise: the URL of the store for others, where it is not `url`.
-    update_group: engines whose weights change in place together give the same, and another one when
-        any of them starts. Left out: after a change an engine shares blocks with no other.
+    update_group: engines that start together, and whose weights change in place together, give the
+        same; one that starts later gives another. Left out: it shares with no other after a change.
     """
 
     save: SaveScope = "all"
