@@ -78,4 +78,6 @@ def test_what_the_tier_side_cannot_read_from_the_node_is_not_asked_of_the_tiers(
             assert eventually(lambda: bool(tier.questions))
         later = VALUES.keys([chain_of(1, "later")])
         assert eventually(lambda: tier.values.keys() >= set(later))
-    assert Counter(tier.questions) == Counter([*VALUES.keys(HASHES), *later])
+    asked = Counter(tier.questions)
+    assert asked.keys() == {*VALUES.keys(HASHES), *later}
+    assert max(asked.values()) <= 2  # a block may be told again with its second part
