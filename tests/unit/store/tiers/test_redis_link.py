@@ -231,13 +231,21 @@ async def test_a_call_that_is_given_up_while_it_connects_asks_nothing(
     assert complaints == []
 
 
+async def one_call_too_many(
+    connections: list["ClosedConnection"],
+) -> tuple[RedisLinks, list[asyncio.Task[list[TierStatus]]]]:
+    """Links whose threads are all busy, and their calls, of which the last waits for a thread."""
+    links = links_over(connections)
+    calls = [asyncio.create_task(links.call(None, RedisLink.load, ITEMS)) for _ in range(CALLS + 1)]
+    for connection in connections[:CALLS]:
+        await connection.asked()
+    return links, calls
+
+
 async def test_a_call_that_is_given_up_before_it_has_a_thread_ends_at_once(
     closed_connections: list["ClosedConnection"],
 ) -> None:
-    links = links_over(closed_connections)
-    calls = [asyncio.create_task(links.call(None, RedisLink.load, ITEMS)) for _ in range(CALLS + 1)]
-    for connection in closed_connections[:CALLS]:
-        await connection.asked()
+    links, calls = await one_call_too_many(closed_connections)
     calls[-1].cancel()
     done, _ = await asyncio.wait(calls, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
     assert done == {calls[-1]}
@@ -247,10 +255,7 @@ async def test_a_call_that_is_given_up_before_it_has_a_thread_ends_at_once(
 async def test_a_call_that_waits_for_a_thread_does_not_connect_after_the_end(
     closed_connections: list["ClosedConnection"],
 ) -> None:
-    links = links_over(closed_connections)
-    calls = [asyncio.create_task(links.call(None, RedisLink.load, ITEMS)) for _ in range(CALLS + 1)]
-    for connection in closed_connections[:CALLS]:
-        await connection.asked()
+    links, calls = await one_call_too_many(closed_connections)
     await end(links, closed_connections, calls)
     assert not closed_connections[-1].asking.is_set()
 
