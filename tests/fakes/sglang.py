@@ -22,7 +22,7 @@ class Tensor:
     """Flat bytes that a pool hands out."""
 
     def __init__(self, data: bytes | bytearray, *, contiguous: bool = True) -> None:
-        self.data = bytearray(data)
+        self.data = data if isinstance(data, bytearray) else bytearray(data)
         self._contiguous = contiguous
 
     def data_ptr(self) -> int:
@@ -55,6 +55,7 @@ class HostPool:
         self.tokens = pages * page_size
         self.token_bytes = self.head_num * self.head_dim * 2  # of K or V in one layer
         self.memory = bytearray(2 * layers * self.tokens * self.token_bytes)
+        self.kv_buffer: Tensor | None = Tensor(self.memory)
         self._free = list(range(0, self.tokens, page_size))
 
     def take(self, pages: int) -> list[int]:

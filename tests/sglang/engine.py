@@ -128,6 +128,11 @@ class Engine:
         found: int = self._engines.tell("exists", self._name, keys)
         return found
 
+    def registered(self) -> bool:
+        """Whether an RDMA device would register all of the pool, once, for any page."""
+        found: bool = self._engines.tell("registered", self._name)
+        return found
+
     def add_pool(self, kind: str) -> None:
         """Register another pool, as SGLang does for models that have one."""
         self._engines.tell("add_pool", self._name, kind)

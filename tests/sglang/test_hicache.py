@@ -43,6 +43,7 @@ def test_pages_of_one_process_come_to_another_as_they_were(
     assert other.get(keys) == ["right"] * 11 + ["missing"]
     assert other.get(keys[11:]) == ["missing"]
     assert other.get([keys[9], keys[2]]) == ["right"] * 2
+    assert one.registered()
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
@@ -117,6 +118,7 @@ def test_of_the_ranks_of_mla_the_first_stores_what_all_load(
     assert first.exists(keys) == 0
     assert first.set(keys)
     assert second.get(keys) == others.get(keys) == ["right"] * 4
+    assert first.registered()
 
 
 def test_a_page_leaves_the_store_after_those_that_follow_it(

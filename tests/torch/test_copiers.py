@@ -79,6 +79,20 @@ def test_a_prefix_of_what_is_asked_for_comes(make: Make, url: str) -> None:
         assert equal(source, some(got.layers, range(3)))
 
 
+def test_memory_that_is_used_again_is_of_the_same_segments(make: Make) -> None:
+    """An RDMA device registers them once."""
+    copier, layer = make(), contiguous(4)[0]
+    described = set()
+    for places in ([0, 1], [3], [2, 0]):
+        first, second = (copier.stage(layer, places, WAIT_S) for _ in range(2))
+        described |= {first.segments, second.segments}
+        assert (first.segments.blocks or 0) >= len(first.indices)
+        first.release()
+        second.release()
+    assert len(described) == (1 if isinstance(copier, HostCopier) else 2)
+    copier.close()
+
+
 def test_nothing_is_asked_for_no_blocks(make: Make, url: str) -> None:
     nothing = some(contiguous(2), [])
     with linked(url, nothing.layers) as link, TensorClient(link, make()) as client:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvrouter_store._core import Segments
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
+from kvrouter_store.tensors.layers import LayerBlocks
 
 
 class CopyFailed(KVStoreError):
@@ -16,9 +17,12 @@ class NoRoom(KVStoreError):
 
 
 class Staging(Protocol):
-    """Host memory for some blocks of one layer. Its owner releases it, once."""
+    """Host memory for some blocks of one layer. Its owner releases it, once.
 
-    memory: HostBlocks
+    Block k of them is the block of `segments` at `indices[k]`.
+    """
+
+    segments: Segments
     indices: Sequence[int]
 
     def fetch(self) -> None:

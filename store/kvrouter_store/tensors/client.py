@@ -16,7 +16,7 @@ from kvrouter_store.client.results import THERE, PutResult
 from kvrouter_store.errors import DeadlineExceeded, StoreClosed
 from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.tensors.base import Copier, CopyFailed, NoRoom, Staging
-from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
+from kvrouter_store.tensors.layers import LayerBlocks
 
 READS = 4  # from the store at a time: one thread copies less than a GPU takes
 
@@ -159,7 +159,7 @@ class TensorClient:
             return []
         job.staging.wait(self.deadline_s)
         some, staging = job.some, job.staging
-        wanted = job.layer, some.hashes, some.span, segments(staging.memory), staging.indices
+        wanted = job.layer, some.hashes, some.span, staging.segments, staging.indices
         done = self._link.put(*wanted)
         return [status in THERE for status in done.statuses] if done is not None else []
 
@@ -207,7 +207,7 @@ class _Load:
         while len((some := self.blocks.part(first, min(first + most, self.came))).indices):
             staging = self._room(layer, some)
             if staging is not None:
-                wanted = layer, some.hashes, some.span, segments(staging.memory), staging.indices
+                wanted = layer, some.hashes, some.span, staging.segments, staging.indices
                 statuses = self.readers.submit(self.link.get_into, *wanted)
                 self.reads.append(_Read(first, len(some.span), staging, statuses))
                 return
@@ -312,11 +312,6 @@ class LayerwisePut:
             self.dropped = True
             if not self._changed.wait_for(lambda: not self._open, self._client.deadline_s):
                 raise DeadlineExceeded("a put of tensors did not come to an end")
-
-
-def segments(held: HostBlocks) -> Segments:
-    """Host memory as the store's client takes it."""
-    return Segments(held.bases, held.strides, held.sizes, blocks=held.blocks)
 
 
 def leading(flags: Sequence[bool]) -> int:

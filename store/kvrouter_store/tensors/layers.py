@@ -3,22 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
+from kvrouter_store._core import Segments
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class HostBlocks(NamedTuple):
-    """Blocks in host memory, as `kvrouter_store.Segments` has them."""
-
-    bases: Sequence[int]
-    strides: Sequence[int]
-    sizes: Sequence[int]
-    blocks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +56,17 @@ class LayerBlocks:
         """Bytes of a block in all tensors."""
         return sum(self.sizes)
 
-    def in_host_memory(self) -> HostBlocks:
-        """The blocks in place. ValueError where they are not in host memory."""
+    @cached_property
+    def segments(self) -> Segments:
+        """The blocks in place, the same object each time: an RDMA device registers them once.
+
+        ValueError where they are not in host memory.
+        """
         if self.tensors[0].device.type != "cpu":
             raise ValueError(f"the tensors are on {self.tensors[0].device}, not in host memory")
         bases = [tensor.data_ptr() for tensor in self.tensors]
         strides = [tensor.stride(0) * tensor.element_size() for tensor in self.tensors]
-        return HostBlocks(bases, strides, self.sizes, int(self.tensors[0].shape[0]))
+        return Segments(bases, strides, self.sizes, blocks=int(self.tensors[0].shape[0]))
 
     def part(self, layer: int, engine: str) -> Part:
         """The part of the manifest that this layer is; see `layered_manifest`."""

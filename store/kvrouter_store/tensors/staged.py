@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from kvrouter_store._core import Segments
 from kvrouter_store.tensors.base import CopyFailed
-from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
+from kvrouter_store.tensors.layers import LayerBlocks
 from kvrouter_store.tensors.ring import Ring
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class StagedCopier:
         self.ring = Ring(slots)
         self.failure: Exception | None = None
         self._memory = device.host_memory(slots * slot_bytes)
+        self._segments: dict[tuple[int, tuple[int, ...]], Segments] = {}
 
     def most_blocks(self, layer: LayerBlocks) -> int:
         """As many as a slot has room for."""
@@ -66,37 +68,46 @@ class StagedCopier:
         if self.failure is not None:
             raise CopyFailed(f"an earlier copy failed: {self.failure}")
         slot = self.ring.acquire(deadline_s)
-        first = slot * self.slot_bytes
-        memory = self._memory[first : first + self.slot_bytes]
-        return _Staged(self, layer, indices, memory, slot)
+        return _Staged(self, layer, indices, slot)
+
+    def memory_of(self, slot: int) -> "Tensor":
+        """A slot of the host memory, flat."""
+        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def segments_of(self, slot: int, layer: LayerBlocks) -> Segments:
+        """A slot full of such blocks: all of the first tensor, then all of the next.
+
+        The same object each time: an RDMA device registers it once.
+        """
+        key = slot, tuple(layer.sizes)
+        if key not in self._segments:
+            most, base = self.most_blocks(layer), self.memory_of(slot).data_ptr()
+            bases = [base + most * sum(layer.sizes[:at]) for at in range(len(layer.sizes))]
+            self._segments[key] = Segments(bases, layer.sizes, layer.sizes, blocks=most)
+        return self._segments[key]
 
     def close(self) -> None:
         """Free the host memory. After an error of the device, torch may end the process here."""
+        self._segments.clear()  # first of all, what a device has registered of it
         del self._memory
 
 
 class _Staged:
-    """Blocks of a layer in a slot: all of the first tensor, then all of the next."""
+    """Blocks of a layer in a slot, from its first place on."""
 
     def __init__(
-        self,
-        copier: StagedCopier,
-        layer: LayerBlocks,
-        indices: Sequence[int],
-        memory: "Tensor",
-        slot: int,
+        self, copier: StagedCopier, layer: LayerBlocks, indices: Sequence[int], slot: int
     ) -> None:
-        count = len(indices)
-        ends = [count * sum(layer.sizes[: at + 1]) for at in range(len(layer.sizes))]
-        starts = [0, *ends[:-1]]
-        bases = [memory.data_ptr() + start for start in starts]
-        self.memory = HostBlocks(bases, layer.sizes, layer.sizes, count)
+        count, memory = len(indices), copier.memory_of(slot)
+        self.segments = copier.segments_of(slot, layer)
         self.indices: Sequence[int] = range(count)
         self._copier, self._slot = copier, slot
         self._event: Event | None = None
+        starts = [base - memory.data_ptr() for base in self.segments.bases]
+        runs = [memory[at:][: count * size] for at, size in zip(starts, layer.sizes, strict=True)]
         self._pairs = [
-            (tensor, memory[start:end].view(tensor.dtype).view(count, *tensor.shape[1:]))
-            for tensor, start, end in zip(layer.tensors, starts, ends, strict=True)
+            (tensor, run.view(tensor.dtype).view(count, *tensor.shape[1:]))
+            for tensor, run in zip(layer.tensors, runs, strict=True)
         ]
         self._at = list(indices)
 

@@ -31,6 +31,9 @@ from sglang.srt.mem_cache.utils import get_hash_str
 from sglang.srt.runtime_context import get_context
 from tests.sglang.inside.pools import PAGE_TOKENS, mha_pool, mla_pool
 
+from kvrouter_store.connectors.sglang.pages import PoolMemory
+from kvrouter_store.rdma.memory import spans_of
+
 RANKS = ("tp", "pp", "attn_cp")
 
 
@@ -100,6 +103,20 @@ class Engine:
         found = self.controller._page_transfer(operation)
         return self._seen(page_keys(seed, pages)[:found], operation.host_indices, found)
 
+    def registered(self) -> bool:
+        """Whether an RDMA device that has registered any page of the pool has it all."""
+        memory, buffer = PoolMemory.of(self.pool), self.pool.kv_buffer
+        found = set()
+        for count in (1, 7):
+            indices = self.pool.alloc(count * PAGE_TOKENS)
+            addresses, sizes = self.pool.get_page_buffer_meta(indices)
+            pages = memory.pages_at(addresses, sizes, count, sum(sizes) // count)
+            found.add(pages.segments)
+            self.pool.free(indices)
+        (segments,) = found
+        start = buffer.data_ptr()
+        return spans_of(segments, segments.blocks or 0) == [(start, start + buffer.nbytes)]
+
     def _computed(self, keys: list[str]) -> torch.Tensor:
         indices = self.pool.alloc(len(keys) * PAGE_TOKENS)
         for key, page in zip(keys, indices[::PAGE_TOKENS].tolist(), strict=True):
@@ -164,6 +181,9 @@ class Commands:
 
     def prefetch(self, name: str, seed: int, pages: int) -> list[str]:
         return self._engines[name].prefetch(seed, pages)
+
+    def registered(self, name: str) -> bool:
+        return self._engines[name].registered()
 
     def exists(self, name: str, keys: list[str]) -> int:
         return int(self._engines[name].backend.batch_exists(keys))

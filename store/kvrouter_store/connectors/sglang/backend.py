@@ -16,7 +16,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sglang
@@ -33,7 +33,7 @@ from kvrouter_store.connectors.sglang.identity import (
     model_of,
     pool_facts,
 )
-from kvrouter_store.connectors.sglang.pages import Pages, pages_at
+from kvrouter_store.connectors.sglang.pages import Pages, PoolMemory, pages_at
 from kvrouter_store.connectors.sglang.settings import HiCacheSettings, moves_by_address
 from kvrouter_store.connectors.sglang.shelf import PageShelf
 from kvrouter_store.identity.block import Manifest
@@ -61,6 +61,7 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         own = f"sglang/{self._model[0]}@{platform.node() or 'localhost'}:{os.getpid()}"
         self._name = self._settings.name or own
         self._shelf: PageShelf | None = None
+        self._memory = PoolMemory(0, 0)
         self._clears, self._update_group = 0, self._settings.update_group or secrets.token_hex(8)
         self._complaints: set[str] = set()
         self._metrics = StorageMetrics() if storage_config.enable_storage_metrics else None
@@ -75,6 +76,7 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         client = self._settings.client(self._name, self._config.tp_rank)
         link = StoreLink(client, manifest, log, engine=self._name)
         link.start()
+        self._memory = PoolMemory.of(mem_pool_host)
         self._shelf = PageShelf(link)
         log.info(
             "%s shares pages of %d bytes through %s, manifest %s",
@@ -208,7 +210,8 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
             return self._nowhere('SGLang uses interface v1; set "interface_v1": 1')
         if len(host_indices) != len(keys) * pool.page_size:
             return self._nowhere(f"{len(host_indices)} indices for {len(keys)} pages")
-        return self._pages(keys, *pool.get_page_buffer_meta(host_indices))
+        addresses, sizes = pool.get_page_buffer_meta(host_indices)
+        return self._pages(keys, addresses, sizes, self._memory.pages_at)
 
     def _in_tensors(self, keys: Sequence[str], tensors: Sequence[Any]) -> Pages | None:
         """Where pages are that SGLang passed as tensors; None where that cannot be."""
@@ -217,16 +220,20 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         if len(tensors) != len(keys) or not all(one.is_contiguous() for one in tensors):
             return self._nowhere(f"{len(tensors)} tensors for {len(keys)} pages, or in pieces")
         sizes = [one.numel() * one.element_size() for one in tensors]
-        return self._pages(keys, [one.data_ptr() for one in tensors], sizes)
+        return self._pages(keys, [one.data_ptr() for one in tensors], sizes, pages_at)
 
     def _pages(
-        self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        place: Callable[[Sequence[int], Sequence[int], int, int], Pages],
     ) -> Pages | None:
         shelf = self._shelf
         if shelf is None or not keys:
             return None
         try:
-            return pages_at(addresses, sizes, len(keys), shelf.page_bytes)
+            return place(addresses, sizes, len(keys), shelf.page_bytes)
         except ValueError as error:
             return self._nowhere(str(error))
 

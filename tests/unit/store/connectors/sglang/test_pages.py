@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.fakes.sglang import HostPool, content_of
 
 from kvrouter_store.connectors.sglang.names import name_of, names_of
-from kvrouter_store.connectors.sglang.pages import pages_at
+from kvrouter_store.connectors.sglang.pages import PoolMemory, pages_at
 from kvrouter_store.identity.blob import blob_name
+from kvrouter_store.rdma.memory import spans_of
 
 KEYS = [f"{k:064x}" for k in range(1, 6)]
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -55,6 +56,41 @@ def test_pages_may_lie_in_any_order(sizes: list[int], starts: list[int]) -> None
 def test_pages_that_do_not_lie_alike_are_refused(wrong: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         wrong()
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_all_pages_of_a_pool_are_of_the_same_segments_which_are_the_pool(layout: str) -> None:
+    pool = HostPool(layout)
+    memory, page_bytes = PoolMemory.of(pool), pool.get_dummy_flat_data_page().numel() * 2
+    segments = set()
+    for count in (3, 60, 1):
+        pieces = pool.get_page_buffer_meta(pool.take(count))
+        pages = memory.pages_at(*pieces, count, page_bytes)
+        found = [piece for page in pages.segments.pieces(pages.indices) for piece in page]
+        assert found == list(zip(*pieces, strict=True))
+        segments.add(pages.segments)
+    (whole,) = segments
+    assert whole.blocks is not None
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pool.memory))
+    assert spans_of(whole, whole.blocks) == [(start, start + len(pool.memory))]
+
+
+def test_pages_outside_of_the_memory_that_the_pool_tells_of_have_segments_of_their_own() -> None:
+    memory = PoolMemory(1000, 100)
+    inside, same, before, beyond, apart = (
+        memory.pages_at(addresses, [10, 10], 1, 20).segments
+        for addresses in ([1000, 1050], [1040, 1090], [999, 1049], [1041, 1091], [1050, 1000])
+    )
+    assert same is inside
+    assert [one.blocks for one in (inside, before, beyond, apart)] == [41, None, None, None]
+
+
+def test_a_pool_that_is_not_one_tensor_is_used_as_it_is() -> None:
+    pool = HostPool()
+    pool.kv_buffer = None
+    pieces = pool.get_page_buffer_meta(pool.take(2))
+    page_bytes = pool.get_dummy_flat_data_page().numel() * 2
+    assert PoolMemory.of(pool).pages_at(*pieces, 2, page_bytes).segments.blocks is None
 
 
 def test_a_key_of_sglang_is_the_name_of_its_block() -> None:
