@@ -1,5 +1,7 @@
 """Which weights a model has, by the files that hold them."""
 
+import re
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -7,6 +9,21 @@ from kvrouter_store.identity.block import canonical_json
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 MAX_HASHED_BYTES = 2 << 30  # larger checkpoints would delay the start by more than seconds
+
+
+COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def revision_of(model: str, revision: str | None, digest: Callable[[Path], str]) -> str:
+    """What names the weights of `model` for ever: a folder's digest, a repository's commit, or ''.
+
+    revision: of the repository. A branch or a tag will name other weights, and does so in another
+    repository whose last part is the same.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return digest(folder)
+    return revision if revision and COMMIT.fullmatch(revision) else ""
 
 
 def weights_digest(folder: Path) -> str:

@@ -158,8 +158,15 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         again that were cleared as often; without one, this rank shares with no other.
         """
         self._clears += 1
-        if self._shelf is not None:
-            self._shelf.link.rename(self._manifest())
+        if self._shelf is None:
+            return
+        manifest = self._manifest()
+        self._shelf.link.rename(manifest)
+        log.info(
+            "cleared: manifest %s from now on, shared with engines of update_group %r that were "
+            "cleared as often (%d)",
+            *(manifest.digest.hex()[:16], self._settings.update_group, self._clears),
+        )
 
     def get_stats(self) -> Any:
         """What moved since the last call, as SGLang's metrics take it; None where they are off."""

@@ -13,7 +13,7 @@ from kvrouter_store.connectors.sglang.settings import HiCacheSettings
 from kvrouter_store.identity.blob import blob_manifest
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.layout import Scalar
-from kvrouter_store.identity.weights import folder_revision
+from kvrouter_store.identity.weights import folder_revision, revision_of
 
 DIALECT = "sglang"
 ENGINE_FLAGS = (
@@ -47,15 +47,14 @@ def model_of(flags: Any, settings: HiCacheSettings) -> tuple[str, str]:
 
     Raises ConnectorRefused where engines could not compare the weights.
     """
-    folder, revision = Path(flags.model_path), settings.weights_revision
-    if not revision:
-        revision = folder_revision(folder) if folder.is_dir() else (flags.revision or "")
+    path, revision = flags.model_path, settings.weights_revision
+    revision = revision or revision_of(path, flags.revision, folder_revision)
     if not revision:
         raise settings.refused(
-            f"the weights of {flags.model_path} have no revision that engines could compare; set "
-            '"weights_revision" (such as the commit)'
+            f"the weights of {path} have no revision that engines could compare; set "
+            '"weights_revision", or --revision to the commit'
         )
-    return settings.model or folder.name, revision
+    return settings.model or Path(path).name, revision
 
 
 def engine_facts(flags: Any, config: Any) -> dict[str, Scalar]:

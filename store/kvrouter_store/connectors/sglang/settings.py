@@ -7,8 +7,16 @@ from typing import Any, ClassVar, Self
 from kvrouter_store.connectors.settings import LinkSettings
 
 BY_ADDRESS = "interface_v1"
-SGLANGS_OWN = {"backend_name", "module_path", "class_name", BY_ADDRESS}
-"""What SGLang reads of the same object and leaves in it (mem_cache/storage/backend_factory.py)."""
+SGLANGS_OWN = {
+    *("backend_name", "module_path", "class_name", BY_ADDRESS),
+    *("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token"),
+    "hicache_storage_pass_prefix_keys",
+}
+"""What SGLang reads of the same object and may leave in it.
+
+Its cache takes the last four out (mem_cache/hybrid_cache/hybrid_cache_controller.py), its decode
+engines that offload KV leave them in (disaggregation/decode_kvcache_offload_manager.py).
+"""
 
 
 @dataclass(frozen=True)

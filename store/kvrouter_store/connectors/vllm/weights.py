@@ -6,11 +6,10 @@ Imports no vLLM: it reads the attributes of vLLM's configuration.
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
-from kvrouter_store.identity.weights import weights_digest
+from kvrouter_store.identity.weights import revision_of, weights_digest
 
 # Their positions are scaled by lengths that are set per engine, not by the weights alone.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -19,14 +18,11 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 def weights_revision(vllm_config: Any, settings: ConnectorSettings) -> str:
     """What decides the KV of a token chain: weights, their dtype, model options."""
     model = vllm_config.model_config
-    local = Path(model.model)
-    weights = settings.weights_revision
-    if not weights:
-        weights = weights_digest(local) if local.is_dir() else (model.revision or "")
+    weights = settings.weights_revision or revision_of(model.model, model.revision, weights_digest)
     if not weights:
         raise ConnectorRefused(
             f"the weights of {model.model} have no revision that engines could compare; set "
-            '"weights_revision" (such as the commit) in kv_connector_extra_config'
+            '"weights_revision" in kv_connector_extra_config, or --revision to the commit'
         )
     options = _model_options(model.hf_config.to_dict())
     if _rope_type(options) in LENGTH_DEPENDENT_ROPE:

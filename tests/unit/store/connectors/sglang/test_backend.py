@@ -175,8 +175,9 @@ def test_after_clear_nothing_that_was_stored_is_loaded_again(start: Open) -> Non
 
 @pytest.mark.parametrize(("groups", "shared"), [(("", ""), 0), (("a", "b"), 0), (("a", "a"), 3)])
 def test_after_clear_only_engines_of_one_update_group_share(
-    start: Open, groups: tuple[str, str], shared: int
+    start: Open, groups: tuple[str, str], shared: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     pool = HostPool()
     one, other = (start(pool, extra={**V1, "update_group": group}) for group in groups)
     assert put(one, pool, KEYS[3:]) == [True] * 3
@@ -185,6 +186,7 @@ def test_after_clear_only_engines_of_one_update_group_share(
     other.clear()
     assert put(one, pool, KEYS[:3]) == [True] * 3
     assert other.batch_exists(KEYS[:3]) == shared
+    assert [f"update_group {group!r}" in caplog.text for group in groups] == [True, True]
 
 
 def test_what_moved_is_counted_for_sglangs_metrics_where_they_are_on(start: Open) -> None:

@@ -116,14 +116,19 @@ def test_a_local_model_is_known_by_its_weights_and_options_wherever_it_lies(
 def test_weights_that_engines_cannot_compare_are_refused_with_the_setting_to_add() -> None:
     with pytest.raises(ConnectorRefused, match=r'org/tiny have no revision .* "weights_revision"'):
         model_of(engine_flags(), HiCacheSettings.parse(URL))
-    by_flag = model_of(engine_flags(revision="r1"), HiCacheSettings.parse(URL))
+    with pytest.raises(ConnectorRefused, match="--revision to the commit"):
+        model_of(engine_flags(revision="main"), HiCacheSettings.parse(URL))
+    commit = "0123456789" * 4
+    by_flag = model_of(engine_flags(revision=commit), HiCacheSettings.parse(URL))
     given = HiCacheSettings.parse(URL | {"weights_revision": "r2", "model": "small"})
-    assert by_flag == ("tiny", "r1")
-    assert model_of(engine_flags(revision="r1"), given) == ("small", "r2")
+    assert by_flag == ("tiny", commit)
+    assert model_of(engine_flags(revision=commit), given) == ("small", "r2")
 
 
 def test_settings_stand_beside_sglangs_own_and_others_are_refused_with_sglangs_flag() -> None:
     extra = {**LOADER, "class_name": "KVStoreHiCache", "interface_v1": 1, **URL}
+    # Decode engines that offload KV pass these on.
+    extra |= {"hicache_storage_pass_prefix_keys": True, "prefetch_threshold": 256}
     assert HiCacheSettings.parse(extra).url == URL["url"]
     for wrong in ({"uri": "kv://a:1"}, {"save": "all"}, {"deadline_s": 0}, {"transport": "foot"}):
         with pytest.raises(ConnectorRefused, match=r"^--hicache-storage-backend-extra-config: "):
