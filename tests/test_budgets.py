@@ -26,7 +26,9 @@ of nodes (Python 230, of which 15 in the request path, C++ 5; words 490), engine
 Kubernetes node (Python 40), values of Redis without copies (Python 220), several threads for one
 prompt, and first tokens on a GPU (Python 280; words 190), nodes that leave the list, weights that
 change again and again, clusters of Redis without one master, and hangs that went unnoticed
-(Python 300, of which 10 in the request path, C++ 10; words 160).
+(Python 300, of which 10 in the request path, C++ 10; words 160), what newcomers missed with tiers,
+several hosts, LMCache and Mooncake (words 670), memory that a device registers once, and what
+LMCache's coordinator does not know (Python 350).
 """
 
 from collections.abc import Callable, Iterable
@@ -116,12 +118,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 51_800),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 52_150),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_700),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_120),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_030),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_700),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import shlex
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvrouter_store.tiers.base import Memory, Tier, TierAway, TierStatus
 from kvrouter_store.tiers.redis import PROBES
 from kvrouter_store.tiers.registry import open_tier
 
+PAGE = Path(__file__).resolve().parents[3] / "docs/tiers.md"
 OK, FAILED = TierStatus.OK, TierStatus.FAILED
 
 
@@ -149,6 +151,27 @@ async def test_a_user_without_rights_to_the_keys_is_told_so(
     redis.command("ACL", "SETUSER", "node", "~kvrouter:1:*")
     async with guarded(redis.url.replace("//", "//node:word@"), memory) as guard:
         assert await guard.holds(["kvrouter:1:a"]) == [False]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_the_rights_that_the_documentation_names_are_enough(
+    scheme: str, redis: RedisServer, cluster: RedisCluster, memory: Memory
+) -> None:
+    single, more = re.findall(r"redis-cli (ACL SETUSER .*)", PAGE.read_text())
+    servers, url = [redis], redis.url
+    rights = [single]
+    if scheme == "redis+cluster":
+        servers, url, rights = cluster.masters, cluster.url, [single, more]
+    for server in servers:
+        for each in rights:
+            assert server.command(*shlex.split(each)) == "OK"
+    async with guarded(url.replace("//", "//node:PASSWORD@"), memory) as guard:
+        found = values(memory, 500, 20)
+        items = [item._replace(key=f"kvrouter:1:{item.key}") for item in found]
+        assert await guard.store(items) == [OK] * 20
+        assert await guard.load(items) == [OK] * 20
+        await guard.drop_falsified([items[0].key])
+        assert await guard.holds([item.key for item in items]) == [False] + [True] * 19
 
 
 async def assert_away(url: str, memory: Memory, why: str) -> None:
