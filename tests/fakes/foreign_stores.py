@@ -48,6 +48,9 @@ class FakeForeignStore(ABC):
         return f"{self.scheme}://127.0.0.1:{self.port}{self.options}"
 
     async def start(self) -> None:
+        """Idempotent."""
+        if self._server is not None:
+            return
         limits = Limits(tick_s=0.02, head_bytes=1 << 20, url_bytes=1 << 20)
         self._server = HttpServer(self._handle, limits)
         self.port = await self._server.listen("127.0.0.1", self.port)

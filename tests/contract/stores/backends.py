@@ -107,7 +107,6 @@ class FakeMasterBackend:
 
     async def mend(self) -> None:
         self.store.answers.set()
-        await self.close()
         await self.store.start()
 
     async def stall(self) -> None:

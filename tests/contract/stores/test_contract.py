@@ -147,6 +147,22 @@ async def test_a_wait_ends_when_its_store_is_killed(asking: Asking) -> None:
         assert (await waiting).outcome is LandingOutcome.STORE_AWAY
 
 
+async def test_a_landing_outlasts_a_store_that_answers_late_where_engines_need_it(
+    asking: Asking,
+) -> None:
+    prompt = Prompt()
+    await asking.backend.stall()
+    waiting = asyncio.create_task(asking.wait(prompt))
+    async with asyncio.timeout(LONG_S):
+        while not (asking.view.peer.slow or waiting.done()):
+            await asyncio.sleep(0.01)
+    await asking.backend.mend()
+    await asking.backend.hold(prompt, range(BLOCKS))
+    needed = asking.view.catalogue.keeps_engines
+    outcome = LandingOutcome.LANDED if needed else LandingOutcome.STORE_AWAY
+    assert (await waiting).outcome is outcome
+
+
 async def test_a_store_that_hangs_holds_up_one_request_for_one_answer(asking: Asking) -> None:
     prompt = Prompt()
     await asking.backend.hold(prompt, range(BLOCKS))

@@ -44,6 +44,7 @@ class HttpPeer:
     health_path: str  # answers 200 with JSON while the server is well
     server: str  # what the URL must name, for people
     connected: bool = field(default=False, init=False)
+    slow: bool = field(default=False, init=False)  # it is away for want of an answer in time
     _told: str = field(default="", init=False)  # its state, as the log has it
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
@@ -68,7 +69,7 @@ class HttpPeer:
         """Ask its health page, also while it is away; it has no figures. Raises KVStoreError."""
         await self._ask(self.health_path, dict[str, Any], None)
         if not self.connected:
-            self.connected, self._told = True, ""
+            self.connected, self.slow, self._told = True, False, ""
             log.info("store %s answers", self.url)
         return {}
 
@@ -104,7 +105,7 @@ class HttpPeer:
             if answer.status == 200:
                 return msgspec.json.decode(content, type=kind)
         except TimeoutError:
-            raise self._lost(f"no answer within {ANSWER_S:g} s") from None
+            raise self._lost(f"no answer within {ANSWER_S:g} s", slow=True) from None
         except aiohttp.ClientConnectorError as error:
             raise self._lost(reason_of(error.os_error)) from None
         except (aiohttp.ClientError, ValueError, RecursionError) as error:
@@ -115,8 +116,8 @@ class HttpPeer:
         told += f": {content[:200]!r}"
         raise self.refusal(told) if 400 <= answer.status < 500 else self._lost(told)
 
-    def _lost(self, why: str) -> StoreUnavailable:
-        self.connected = False
+    def _lost(self, why: str, *, slow: bool = False) -> StoreUnavailable:
+        self.connected, self.slow = False, slow
         remedy = f"see that it runs, and that this is {self.server}"
         return StoreUnavailable(self._tell("is away", f"{why}; {remedy}"))
 

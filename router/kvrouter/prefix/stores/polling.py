@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from kvrouter.prefix.groups import Leases
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
-from kvrouter_store.errors import KVStoreError
+from kvrouter_store.errors import KVStoreError, StoreUnavailable
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class PollingView:
         """Poll until the first `upto` blocks are there. A lease of the result is empty.
 
         What the store never holds, as less than a chunk, is not awaited. Where it does not answer,
-        and engines do without that, the answer of the prefill leg counts.
+        and engines do without that, the answer of the prefill leg counts. Where they need it, and
+        it answers too late, it may be well again before the deadline.
         """
         blocks, until_s, pause_s = min(held.blocks, upto), self.clock() + deadline_s, 0.0
         possible = self.catalogue.possible(upto, origin)
@@ -139,8 +140,7 @@ class PollingView:
                     if pause_s and self.clock() >= until_s:
                         return self._ended(LandingOutcome.TIMEOUT, blocks)
                     await self.sleep(min(pause_s, max(0.0, until_s - self.clock())))
-                    span = range(blocks, possible)
-                    blocks = await self.catalogue.held(self.peer, manifest, hashes, span, origin)
+                    blocks = await self._look(manifest, hashes, range(blocks, possible), origin)
                     pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                     pause_s = max(pause_s, self._waiting / POLLS_PER_S)
         except TimeoutError:
@@ -151,6 +151,15 @@ class PollingView:
         finally:
             self._waiting -= 1
         return self._ended(LandingOutcome.LANDED, upto)
+
+    async def _look(self, manifest: str, hashes: bytes, span: range, origin: Origin | None) -> int:
+        """How many blocks are there now; as many as before where the answer came too late."""
+        try:
+            return await self.catalogue.held(self.peer, manifest, hashes, span, origin)
+        except StoreUnavailable:
+            if not (self.peer.slow and self.catalogue.keeps_engines):
+                raise
+            return span.start
 
     def _ended(self, outcome: LandingOutcome, blocks: int) -> LandingResult:
         self.counts[outcome] += 1

@@ -117,6 +117,29 @@ async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
     assert needed.counts == {"store_away": 1}
 
 
+async def test_an_answer_that_came_too_late_does_not_end_the_wait_where_engines_need_the_store(
+    clock: Clock,
+) -> None:
+    for kind, outcome in ((Script, LandingOutcome.LANDED), (Beside, LandingOutcome.STORE_AWAY)):
+        script = kind(clock, [clock.now] * 4, fails=StoreUnavailable("no answer within 1 s"))
+        view = view_of(script)
+        view.peer.slow = True
+        waiting = asyncio.create_task(wait(view))
+        while len(script.asked_s) < 3 and not waiting.done():
+            await asyncio.sleep(0)
+        script.fails = None
+        assert (await waiting).outcome is outcome
+
+
+async def test_a_store_whose_answers_stay_late_is_awaited_until_the_deadline(clock: Clock) -> None:
+    begun_s = clock.now
+    view = view_of(Script(clock, fails=StoreUnavailable("no answer within 1 s")))
+    view.peer.slow = True
+    landing = await wait(view)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 0)
+    assert clock.now == pytest.approx(begun_s + 2.0)
+
+
 async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
     view = view_of(Script(clock, fails=StoreUnavailable("away")))
     assert await view.match("m", HASHES) == NOTHING_HELD
