@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.contract.stores.backends import BLOCKS, IDENTITY, KINDS, Backend, Prompt, started
+from tests.contract.stores.backends import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    IDENTITY,
+    KINDS,
+    Backend,
+    Prompt,
+    started,
+)
 
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
@@ -36,10 +44,11 @@ class Asking:
         assert found.nodes is None
         return found.blocks
 
-    async def wait(self, prompt: Prompt, deadline_s: float = LONG_S) -> LandingResult:
-        return await self.view.wait(
-            await self.manifest(), prompt.hashes, BLOCKS, deadline_s, origin=prompt.origin
-        )
+    async def wait(
+        self, prompt: Prompt, deadline_s: float = LONG_S, reused: int = 0
+    ) -> LandingResult:
+        wanted = await self.manifest(), prompt.hashes, BLOCKS, deadline_s
+        return await self.view.wait(*wanted, origin=prompt.origin, reused=reused)
 
     async def until_connected(self) -> None:
         async with asyncio.timeout(LONG_S):
@@ -119,7 +128,7 @@ async def test_puts_that_have_only_begun_have_not_landed(asking: Asking) -> None
 async def test_a_landing_that_does_not_come_says_how_far_it_came(asking: Asking) -> None:
     prompt = Prompt()
     await asking.backend.hold(prompt, range(4))
-    landing = await asking.wait(prompt, 0.1)
+    landing = await asking.wait(prompt, 0.1, 1)  # reused tokens: the engine computed the rest
     assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 4)
     assert landing.lease is None
 
@@ -137,6 +146,29 @@ async def test_a_killed_store_holds_up_nobody_and_is_used_again_when_it_is_back(
     await asking.until_connected()
     await asking.backend.hold(prompt, range(4))
     assert await asking.match(prompt) == 4
+
+
+async def test_a_coordinator_that_forgot_what_engines_hold_costs_them_nothing(
+    asking: Asking,
+) -> None:
+    """Nothing is posted again: engines put only what they computed, and servers report only puts.
+
+    What is not in Mooncake's master is nowhere.
+    """
+    prompt, needed = Prompt(), asking.view.catalogue.keeps_engines
+    await asking.backend.hold(prompt, range(BLOCKS))
+    await asking.backend.kill()
+    await asking.view.match("m", prompt.hashes, prompt.origin)
+    await asking.backend.mend()
+    await asking.until_connected()
+    silent = await asking.wait(prompt, 0.1)
+    assert (silent.outcome, silent.blocks) == (LandingOutcome.TIMEOUT, 0 if needed else BLOCKS)
+    whole = await asking.wait(prompt, 0.1, BLOCKS * BLOCK_TOKENS)
+    assert whole.blocks == (0 if needed else BLOCKS)
+    assert whole.outcome is (LandingOutcome.TIMEOUT if needed else LandingOutcome.LANDED)
+    await asking.backend.hold(prompt, range(4, BLOCKS))  # a longer prompt, whose rest was computed
+    rest = await asking.wait(prompt, 0.1, 4 * BLOCK_TOKENS)
+    assert rest.outcome is (LandingOutcome.TIMEOUT if needed else LandingOutcome.LANDED)
 
 
 async def test_a_wait_ends_when_its_store_is_killed(asking: Asking) -> None:

@@ -148,12 +148,13 @@ class StoreView(Protocol):
         node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
+        reused: int = 0,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 
         manifest: by which they are written now: from `promised` or `current`.
         held: which of them were there already. node: where they are written; None or unknown: at
-            any node.
+            any node. reused: tokens that the engine which writes them did not compute.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """

@@ -50,6 +50,12 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     health_path: ClassVar[str] = "/directory/stats"
     keeps_engines: ClassVar[bool] = False
     server: ClassVar[str] = "the port of LMCache's coordinator"
+    silence: ClassVar[str] = (
+        "LMCache's servers do not report to it (--coordinator-event-reporting), or it missed what "
+        "they reported earlier (it restarted without --checkpoint-path), or world_size or its "
+        "--hash-algorithm is not theirs; with --enable-prompt-tokens-details, engines tell the "
+        "router what they reuse, which then needs no report"
+    )
     forms: ClassVar[str] = "chunk_size=TOKENS, world_size=COUNT and tier=any or l2"
 
     chunk_size: Size = 256
@@ -98,4 +104,6 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             name = result.key.chunk_hash_hex
             placed = any(self.tier in {"any", each.tier} for each in result.placements)
             there[name] = there.get(name, True) and placed
-        return sum(takewhile(bool, there.values())) * self.chunk_size // origin.block_tokens
+        first, per_chunk = span.start * origin.block_tokens // self.chunk_size, self.chunk_size
+        known = list(there.values())[first:]
+        return (first + sum(takewhile(bool, known))) * per_chunk // origin.block_tokens

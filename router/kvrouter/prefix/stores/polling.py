@@ -30,6 +30,11 @@ FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.2
 POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
+SILENCE: Final = 3
+"""Landings in a row that bring nothing new. The next are awaited for `BRIEF_S` where engines do
+without the store, but for one in `SOUNDED`, until one comes."""
+BRIEF_S: Final = 0.2
+SOUNDED: Final = 16
 
 
 class Catalogue(Protocol):
@@ -38,6 +43,7 @@ class Catalogue(Protocol):
     health_path: ClassVar[str]  # a page that answers 200 with JSON while the store is well
     keeps_engines: ClassVar[bool]  # whether engines need what is asked here, to store and to load
     server: ClassVar[str]  # what the URL must name, for people
+    silence: ClassVar[str]  # why landings may never come, and what helps, for people
     forms: ClassVar[str]  # of the options, for people
 
     def named(self, identity: Identity) -> Identity:
@@ -68,6 +74,8 @@ class PollingView:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     counts: Counter[str] = field(default_factory=Counter, init=False)
     _waiting: int = field(default=0, init=False)
+    _silent: int = field(default=0, init=False)  # landings in a row that brought nothing new
+    _usage_tells: bool = field(default=False, init=False)  # engines say what they reuse
 
     @property
     def clients(self) -> list[HttpPeer]:
@@ -124,6 +132,7 @@ class PollingView:
         node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
+        reused: int = 0,
     ) -> LandingResult:
         """Poll until the first `upto` blocks are there. A lease of the result is empty.
 
@@ -131,26 +140,63 @@ class PollingView:
         and engines do without that, the answer of the prefill leg counts. Where they need it, and
         it answers too late, it may be well again before the deadline.
         """
-        blocks, until_s, pause_s = min(held.blocks, upto), self.clock() + deadline_s, 0.0
         possible = self.catalogue.possible(upto, origin)
+        known = max(min(held.blocks, upto), self._unreported(reused, upto, origin))
         self._waiting += 1
         try:
-            async with asyncio.timeout(deadline_s + FIRST_PAUSE_S):  # the last answer may be late
-                while blocks < possible:
+            outcome, blocks = await self._poll(
+                manifest, hashes, range(known, possible), self._limit_s(deadline_s), origin
+            )
+        finally:
+            self._waiting -= 1
+        if known < possible and outcome is not LandingOutcome.STORE_AWAY:
+            self._heard(anything=blocks > known)
+        self.counts[outcome] += 1
+        if outcome is LandingOutcome.LANDED:
+            return LandingResult(outcome, upto, Leases())
+        told = self._usage_tells and outcome is LandingOutcome.TIMEOUT
+        return LandingResult(outcome, blocks if self.catalogue.keeps_engines or told else upto)
+
+    def _unreported(self, reused: int, upto: int, origin: Origin | None) -> int:
+        """Leading blocks that are there and may never be reported: an engine has reused them.
+
+        A store that engines do without hears only of what is put. If it forgets, or if a report is
+        lost, nobody tells it again. What an engine has computed is put and reported.
+        """
+        if self.catalogue.keeps_engines or not reused or origin is None:
+            return 0
+        self._usage_tells = True
+        return self.catalogue.possible(min(upto, reused // origin.block_tokens), origin)
+
+    def _limit_s(self, deadline_s: float) -> float:
+        silent = self._silent >= SILENCE and self._silent % SOUNDED
+        brief = silent and not self.catalogue.keeps_engines
+        return min(deadline_s, BRIEF_S) if brief else deadline_s
+
+    def _heard(self, *, anything: bool) -> None:
+        self._silent = 0 if anything else self._silent + 1
+        if self._silent == SILENCE:
+            self.peer.tell("has no news of landings", self.catalogue.silence)
+
+    async def _poll(
+        self, manifest: str, hashes: bytes, span: range, limit_s: float, origin: Origin | None
+    ) -> tuple[LandingOutcome, int]:
+        """Look for the blocks in `span` until all are there; how it ended, and how many are."""
+        blocks, until_s, pause_s = span.start, self.clock() + limit_s, 0.0
+        try:
+            async with asyncio.timeout(limit_s + FIRST_PAUSE_S):  # the last answer may be late
+                while blocks < span.stop:
                     if pause_s and self.clock() >= until_s:
-                        return self._ended(LandingOutcome.TIMEOUT, blocks)
+                        return LandingOutcome.TIMEOUT, blocks
                     await self.sleep(min(pause_s, max(0.0, until_s - self.clock())))
-                    blocks = await self._look(manifest, hashes, range(blocks, possible), origin)
+                    blocks = await self._look(manifest, hashes, range(blocks, span.stop), origin)
                     pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                     pause_s = max(pause_s, self._waiting / POLLS_PER_S)
         except TimeoutError:
-            return self._ended(LandingOutcome.TIMEOUT, blocks)
+            return LandingOutcome.TIMEOUT, blocks
         except KVStoreError:
-            blocks = blocks if self.catalogue.keeps_engines else upto
-            return self._ended(LandingOutcome.STORE_AWAY, blocks)
-        finally:
-            self._waiting -= 1
-        return self._ended(LandingOutcome.LANDED, upto)
+            return LandingOutcome.STORE_AWAY, blocks
+        return LandingOutcome.LANDED, blocks
 
     async def _look(self, manifest: str, hashes: bytes, span: range, origin: Origin | None) -> int:
         """How many blocks are there now; as many as before where the answer came too late."""
@@ -160,8 +206,3 @@ class PollingView:
             if not (self.peer.slow and self.catalogue.keeps_engines):
                 raise
             return span.start
-
-    def _ended(self, outcome: LandingOutcome, blocks: int) -> LandingResult:
-        self.counts[outcome] += 1
-        lease = Leases() if outcome is LandingOutcome.LANDED else None
-        return LandingResult(outcome, blocks, lease)

@@ -137,8 +137,9 @@ class LandingWaiter:
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
         held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
+        origin, reused = context.prompt.origin, context.route.cached_tokens or 0
         landing = await self.store.wait(
-            manifest, chain, upto, limit_s, held=held, node=node, origin=context.prompt.origin
+            manifest, chain, upto, limit_s, held=held, node=node, origin=origin, reused=reused
         )
         context.route.landed_blocks = landing.blocks
         context.route.landed = held.landed(landing.node, landing.blocks)

@@ -6,9 +6,10 @@ from typing import Any, cast
 from tests.contract.stores.backends import BLOCK_TOKENS, BLOCKS, MODEL, Prompt, question_of
 from tests.fakes.foreign_stores import FakeCoordinator
 
-from kvrouter.engines.families.base import PendingKv
+from kvrouter.engines.families.base import Handoff, PendingKv
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.stores import foreign_store
+from kvrouter.prefix.stores.base import LandingOutcome
 from kvrouter.serving.legs.landing import LandingWaiter
 from kvrouter.serving.request.context import PromptFacts, RequestContext, Timing
 from kvrouter.telemetry.metrics import Metrics
@@ -36,3 +37,15 @@ async def test_the_first_chunk_is_awaited_where_a_store_names_blocks_in_its_own_
     finally:
         await view.close()
         await store.stop()
+
+
+async def test_what_the_prefill_engine_reused_need_not_be_reported_again() -> None:
+    prompt, view = Prompt(), foreign_store(f"lmcache://asked-nothing:1?chunk_size={CHUNK_TOKENS}")
+    waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
+    facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
+    context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
+    context.route.handoff = Handoff(cached_tokens=BLOCKS * BLOCK_TOKENS)
+    task = waiter.begin_wait(context, MODEL, PendingKv(BLOCKS, 20.0)).task
+    async with asyncio.timeout(20):
+        assert (await task).outcome is LandingOutcome.LANDED
+    assert context.route.landed_blocks == BLOCKS

@@ -11,10 +11,18 @@ from kvrouter.engines.engine import Identity
 from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
 from kvrouter.prefix.stores.http_peer import HttpPeer
-from kvrouter.prefix.stores.polling import LONGEST_PAUSE_S, POLLS_PER_S, PollingView
+from kvrouter.prefix.stores.polling import (
+    BRIEF_S,
+    LONGEST_PAUSE_S,
+    POLLS_PER_S,
+    SILENCE,
+    SOUNDED,
+    PollingView,
+)
 from kvrouter_store.errors import KVStoreError, StoreUnavailable
 
 HASHES = bytes(32 * 4)
+ORIGIN = Origin(b"", 16, None, None)
 
 
 @dataclass
@@ -29,6 +37,7 @@ class Script:
     """
 
     server: ClassVar[str] = "a script"
+    silence: ClassVar[str] = "nobody reports"
     forms: ClassVar[str] = "none"
     health_path: ClassVar[str] = "/"
     keeps_engines: ClassVar[bool] = True
@@ -70,8 +79,10 @@ def view_of(script: Script) -> PollingView:
     return PollingView(HttpPeer("", "", ""), script, script.clock, sleep)
 
 
-async def wait(view: PollingView, deadline_s: float = 2.0, upto: int = 4) -> LandingResult:
-    return await view.wait("m", HASHES, upto, deadline_s)
+async def wait(
+    view: PollingView, deadline_s: float = 2.0, upto: int = 4, reused: int = 0
+) -> LandingResult:
+    return await view.wait("m", HASHES, upto, deadline_s, origin=ORIGIN, reused=reused)
 
 
 async def test_pauses_between_polls_grow_and_stay_short(clock: Clock) -> None:
@@ -138,6 +149,62 @@ async def test_a_store_whose_answers_stay_late_is_awaited_until_the_deadline(clo
     landing = await wait(view)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 0)
     assert clock.now == pytest.approx(begun_s + 2.0)
+
+
+async def test_what_an_engine_reused_is_not_awaited_where_nobody_reports_it_again(
+    clock: Clock,
+) -> None:
+    script = Beside(clock)
+    landing = await wait(view_of(script), reused=4 * 16)
+    assert (landing.outcome, landing.blocks, script.asked_s) == (LandingOutcome.LANDED, 4, [])
+    script.at_s = [clock.now + 0.03] * 4
+    landing = await wait(view_of(script), reused=2 * 16 + 15)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
+    assert script.held_s[0] == 2
+
+
+async def test_a_store_that_engines_need_is_asked_for_what_they_reused(clock: Clock) -> None:
+    landing = await wait(view_of(Script(clock)), reused=4 * 16)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 0)
+
+
+async def test_silence_is_no_missing_kv_until_engines_say_what_they_reuse(clock: Clock) -> None:
+    script = Beside(clock)
+    view = view_of(script)
+    landing = await wait(view)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 4)
+    for reused, blocks in ((3 * 16, 3), (0, 0)):  # the rest was computed, and would be reported
+        script.at_s = [clock.now] * blocks
+        landing = await wait(view, reused=reused)
+        assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, blocks)
+
+
+async def test_few_landings_are_awaited_in_full_while_none_comes(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Beside(clock)
+    view = view_of(script)
+
+    async def took_s() -> float:
+        begun_s = clock.now
+        await wait(view)
+        return clock.now - begun_s
+
+    waits = [await took_s() for _ in range(2 * SOUNDED + 1)]
+    full = [*range(SILENCE), SOUNDED, 2 * SOUNDED]
+    assert waits == pytest.approx([2.0 if n in full else BRIEF_S for n in range(len(waits))])
+    assert caplog.messages == ["store  has no news of landings: nobody reports"]
+    script.at_s = [clock.now] * 4
+    await wait(view)
+    script.at_s = []
+    assert await took_s() == pytest.approx(2.0)
+
+
+async def test_landings_of_a_store_that_engines_need_are_all_awaited_in_full(clock: Clock) -> None:
+    begun_s, view = clock.now, view_of(Script(clock))
+    for _ in range(2 * SILENCE):
+        await wait(view)
+    assert clock.now - begun_s == pytest.approx(2 * SILENCE * 2.0)
 
 
 async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
