@@ -12,6 +12,7 @@ def plugin(**params: Any) -> dict[str, Any]:
     """What --l2-adapter says to use the adapter."""
     return {
         "type": "plugin",
+        "shared": True,
         "module_path": "kvrouter_store.connectors.lmcache",
         "class_name": "KVStoreL2",
         "adapter_params": params,

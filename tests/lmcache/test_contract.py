@@ -22,6 +22,20 @@ Start = Callable[..., AdapterProcess]
 pytestmark = [pytest.mark.lmcache, pytest.mark.timeout(600)]
 
 
+class Told:
+    """What a listener of LMCache has heard of a server."""
+
+    def __init__(self, server: AdapterProcess) -> None:
+        self._server = server
+        self._heard: dict[str, list[int]] = {}
+
+    def all(self, kind: str) -> list[int]:
+        """Of these objects, since the server started or `heard` was asked."""
+        for each, numbers in self._server.heard().items():
+            self._heard.setdefault(each, []).extend(numbers)
+        return self._heard[kind]
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Service]:
     """A node for 32 objects."""
@@ -242,6 +256,61 @@ def test_lmcache_is_told_what_was_stored_used_and_deleted(start: Start, store: S
     server.delete([1], salt="alice")
     assert server.heard() == {"stored": [], "accessed": [], "deleted": [1]}
     assert server.usage()["bytes_by_cache_salt"]["alice"] == OBJECT_BYTES
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_lmcache_is_told_what_the_store_evicted_and_counts_what_it_has(
+    start: Start, small: Service, transport: str
+) -> None:
+    one, other = (start(url=small.url, transport=transport) for _ in range(2))
+    one.store([0, 1])
+    for number in range(100, 164):
+        other.store([number])
+    told = Told(one)
+    assert eventually(lambda: told.all("deleted") == [0, 1])
+    assert one.usage()["bytes_by_cache_salt"] == {}
+    one.store([0, 1])
+    one.store([0, 1])
+    assert told.all("stored") == [0, 1, 0, 1]
+    assert one.usage()["bytes_by_cache_salt"] == {"": 2 * OBJECT_BYTES}
+    one.find([0])
+    assert eventually(lambda: other.usage()["bytes_by_cache_salt"][""] <= 30 * OBJECT_BYTES)
+    assert told.all("deleted") == [0, 1]
+
+
+def test_lmcache_is_told_at_once_of_what_a_lookup_misses_or_a_load_finds_corrupt(
+    start: Start, store: Service
+) -> None:
+    server, other = start(url=store.url), start(url=store.url)
+    server.store(list(range(8)))
+    told = Told(server)
+    other.delete([6, 7])
+    assert server.find(list(range(8))) == list(range(6))
+    assert eventually(lambda: told.all("deleted") == [6, 7])
+    server.unlock(list(range(6)))
+    spoil(store)
+    assert server.load([0, 1]) == []
+    assert eventually(lambda: told.all("deleted") == [6, 7, 0, 1])
+    assert server.usage()["bytes_by_cache_salt"] == {"": 4 * OBJECT_BYTES}
+
+
+def test_lmcache_is_told_what_a_store_lost_when_it_is_back_and_not_while_it_is_away(
+    start: Start, tmp_path: Path
+) -> None:
+    store = start_store(tmp_path)
+    server = start(url=store.url)
+    server.store([1, 2])
+    told = Told(server)
+    store.kill()
+    assert server.find([1, 2]) == server.load([1, 2]) == []
+    assert server.status()["store"] == "away"
+    assert told.all("deleted") == []
+    port = int(host_and_port(store.url).rpartition(":")[2])
+    back = start_store(tmp_path, port=port, name="back")
+    try:
+        assert eventually(lambda: told.all("deleted") == [1, 2])
+    finally:
+        back.stop()
 
 
 def test_three_eventfds_are_distinct_and_the_end_leaves_nothing_over(

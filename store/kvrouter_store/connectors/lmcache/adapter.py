@@ -1,6 +1,6 @@
 """The store as an L2 adapter of LMCache's multiprocess server: class KVStoreL2.
 
-    lmcache server --l2-adapter '{"type": "plugin", "class_name": "KVStoreL2",
+    lmcache server --l2-adapter '{"type": "plugin", "shared": true, "class_name": "KVStoreL2",
       "module_path": "kvrouter_store.connectors.lmcache",
       "adapter_params": {"url": "kv://127.0.0.1:7400"}}'
 
@@ -13,7 +13,7 @@ import itertools
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmcache.lmcache_native import Bitmap
@@ -24,6 +24,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import THERE
+from kvrouter_store.connectors.lmcache.announced import Announced, Told
 from kvrouter_store.connectors.lmcache.blobs import Blobs
 from kvrouter_store.connectors.lmcache.counts import Counts
 from kvrouter_store.connectors.lmcache.locks import Locks
@@ -39,6 +40,7 @@ from kvrouter_store.errors import KVStoreError
 log = init_logger(__name__)
 R = TypeVar("R")
 NOTHING_STORED = L2StoreResult(False, 0)
+CHECKED_AT_ONCE = 1024  # objects, with each sign of life of the store
 
 
 class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
@@ -55,9 +57,10 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         engine = settings.name or f"lmcache/{platform.node()}/{os.getpid()}"
         memory = l1_memory_desc and ObjectMemory(l1_memory_desc.ptr, l1_memory_desc.size)
         self._url = settings.url
-        self._reach = Reach(settings.client(engine), log, self._release_old)
+        self._reach = Reach(settings.client(engine), log, self._before_beat)
         self._blobs = Blobs(self._reach, memory or ObjectMemory(), ChunkOrder(), engine)
         self._manifests = Manifests(settings.weights_revision)
+        self._announced = Announced(self._notify_keys_stored, self._notify_keys_deleted)
         self._locks: Locks[ObjectKey, Lease] = Locks(settings.lock_s)
         self._over: deque[Lease] = deque()  # to be released
         self._counts = Counts()
@@ -134,6 +137,7 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         One line in the log tells where the store is away. It would end LMCache's thread to raise.
         """
         free = [key for key in keys if key not in self._locks]
+        seen = dict(zip(free, self._announced.of(free), strict=True))
         if any(not self._manifests.all_of(key) for key in free):
             listed = self._reach.operate(self._reach.client.manifests, None) or []
             self._manifests.learn(each.manifest for each in listed)
@@ -145,17 +149,16 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         if not self._blobs.delete([blob for _, blob in wanted]):
             log.warning("the store is away: %d objects are not deleted", len(free))
             return
-        # Also those that the store has evicted itself: LMCache counts them until it is told.
-        sizes = {key: blob.manifest.block_bytes for key, blob in wanted}
-        self._notify_keys_deleted(list(sizes), list(sizes.values()))
+        # Also those that were gone or that another server had stored: LMCache has asked for it.
+        self._announced.deleted({key: seen[key] for key, _ in wanted})
 
     def get_usage(self) -> AdapterUsage:
         """The store's own memory, by its last sign of life; by salt what this server has stored."""
-        latest, own = self._reach.latest, super().get_usage()
+        latest = self._reach.latest
         return AdapterUsage(
             total_bytes_used=latest.get("used_bytes", 0),
             total_capacity_bytes=latest.get("pool_bytes", 0),
-            bytes_by_cache_salt=own.bytes_by_cache_salt,
+            bytes_by_cache_salt=self._announced.bytes_by_salt(),
         )
 
     def report_status(self) -> dict[str, Any]:
@@ -204,11 +207,11 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         statuses = self._blobs.put(blobs)
         new = [place for place, status in enumerate(statuses) if status is BlockStatus.STORED]
         there = sum(status in THERE for status in statuses)
-        sizes = [blobs[place].manifest.block_bytes for place in new]
+        manifests = [blobs[place].manifest for place in new]
         self._counts.add("objects_stored", len(new))
         self._counts.add("objects_not_stored", len(keys) - there)
-        self._notify_keys_stored([keys[place] for place in new], sizes)
-        return L2StoreResult(there == len(keys), sum(sizes))
+        self._announced.stored([keys[place] for place in new], manifests)
+        return L2StoreResult(there == len(keys), sum(each.block_bytes for each in manifests))
 
     def _find(self, keys: Sequence[ObjectKey], layouts: Mapping[int, Any]) -> Bitmap:
         known = {number: layout_of(desc.shapes, desc.dtypes) for number, desc in layouts.items()}
@@ -232,18 +235,20 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         self._counts.add("objects_looked_up", len(keys))
         self._counts.add("objects_found", len(here))
         self._notify_keys_accessed([keys[place] for place in here])
+        self._doubt(keys, here)
         return bitmap
 
     def _load(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> Bitmap:
         bitmap = Bitmap(len(keys))
         statuses = self._blobs.get(self._placed(keys, objects))
-        for place, status in enumerate(statuses):
-            if status is BlockStatus.OK:
-                bitmap.set(place)
-        came, corrupt = statuses.count(BlockStatus.OK), statuses.count(BlockStatus.CORRUPT)
-        self._counts.add("objects_loaded", came)
-        self._counts.add("objects_not_loaded", len(keys) - came)
+        came = [place for place, status in enumerate(statuses) if status is BlockStatus.OK]
+        for place in came:
+            bitmap.set(place)
+        corrupt = statuses.count(BlockStatus.CORRUPT)
+        self._counts.add("objects_loaded", len(came))
+        self._counts.add("objects_not_loaded", len(keys) - len(came))
         self._counts.add("objects_corrupt", corrupt)
+        self._doubt(keys, came)
         if corrupt:
             log.warning("%d objects were corrupt and left the store", corrupt)
         return bitmap
@@ -269,6 +274,25 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
             except (IndexError, KVStoreError):  # another thread took it, or it ended by itself
                 continue
 
-    def _release_old(self) -> None:
+    def _before_beat(self) -> None:
         self._over.extend(self._locks.take_expired())
         self._release()
+        if not self._reach.away:
+            self._finding.submit(lambda: self._check(self._announced.next(CHECKED_AT_ONCE)))
+
+    def _doubt(self, keys: Sequence[ObjectKey], here: Iterable[int]) -> None:
+        """Check objects of which LMCache believes otherwise. The task's result does not wait."""
+        there, last = set(here), zip(keys, self._announced.of(keys), strict=True)
+        seen = {
+            key: told
+            for place, (key, told) in enumerate(last)
+            if told and told.there is not (place in there)
+        }
+        if seen:
+            self._finding.submit(lambda: self._check(seen))
+
+    def _check(self, seen: Mapping[ObjectKey, Told]) -> None:
+        """Ask the store whether it has these, and tell LMCache what has changed, if it answers."""
+        held = self._blobs.held([Blob(told.manifest, name_of(key)) for key, told in seen.items()])
+        if held is not None:
+            self._announced.checked(seen, held)

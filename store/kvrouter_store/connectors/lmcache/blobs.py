@@ -18,6 +18,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 PART = 0
 IN_MEMORY = 0  # the tier of a Place
+NO_NAME = bytes(HASH_BYTES)
 Keep = Callable[[Lease, list[int]], None]
 """Takes over a lease, on the blobs at these places."""
 
@@ -85,6 +86,18 @@ class Blobs:
             self._over_gaps(run, load)
         return statuses
 
+    def held(self, blobs: Sequence[Blob]) -> list[bool] | None:
+        """Whether the store has each; None where it did not answer. No use that delays eviction."""
+        found = [False] * len(blobs)
+        for run in runs_of(blobs):
+            # Where the node's memory is shared, a question that finds all counts as a use of it.
+            held = self._asked(run.manifest, NO_NAME + run.names)
+            if held is None:
+                return None
+            for place, here in zip(run.places, held[1:], strict=True):
+                found[place] = here
+        return found
+
     def delete(self, blobs: Sequence[Blob]) -> bool:
         """Forget blobs. False where the store is away: it may have them still."""
         return all(self._delete(run) for run in runs_of(blobs))
@@ -108,8 +121,10 @@ class Blobs:
             self._introduced.add(manifest.digest)
 
     def _held(self, run: Run) -> list[bool]:
-        nothing = [False] * len(run)
-        return self.reach.operate(lambda: self.reach.client.held(run.manifest, run.names), nothing)
+        return self._asked(run.manifest, run.names) or [False] * len(run)
+
+    def _asked(self, manifest: Manifest, names: bytes) -> list[bool] | None:
+        return self.reach.operate(lambda: self.reach.client.held(manifest, names), None)
 
     def _delete(self, run: Run) -> bool:
         client = self.reach.client

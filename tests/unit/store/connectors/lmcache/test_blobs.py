@@ -185,6 +185,22 @@ def test_a_corrupt_object_does_not_come_and_leaves_the_store(
     assert process.find(range(3)) == [0, 2]
 
 
+@TRANSPORTS
+def test_a_question_whether_objects_are_held_keeps_none_of_them(
+    small: StoreServer, transport: str
+) -> None:
+    process = Process(
+        StoreClient(f"kv://127.0.0.1:{small.port}", transport=transport)  # type: ignore[arg-type]
+    )
+    for number in range(8):
+        process.put([number])
+    assert process.blobs.held(process.of([0, 9, 1])) == [True, False, True]
+    assert process.blobs.held(process.of([0])) == [True]
+    process.put([8])
+    assert process.blobs.held(process.of(range(9))) == [False, *[True] * 8]
+    process.client.close()
+
+
 def test_deleted_objects_are_gone(process: Process) -> None:
     process.put(range(3))
     assert process.blobs.delete(process.of([0, 2, 7]))
@@ -211,10 +227,12 @@ def test_without_a_store_nothing_is_there_and_with_it_all_is_again(
     assert process.reach.away
     assert process.get(range(3)) == [MISSING] * 3
     assert process.put(range(3)) == [MISSING] * 3
+    assert process.blobs.held(process.of(range(3))) is None
     assert not process.blobs.delete(process.of(range(3)))
     again = StoreServer(port=port, pool_bytes=1 << 20)
     again.start()
     assert eventually(process.reach.beat)
+    assert process.blobs.held(process.of(range(3))) == [False] * 3
     assert process.put(range(3)) == [STORED] * 3
     assert process.find(range(3)) == [0, 1, 2]
     process.client.close()
