@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -17,14 +16,24 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.http_peer import HttpPeer
+    from kvrouter.prefix.stores.polling import Question
 
 log = logging.getLogger(__name__)
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
-class _Key(msgspec.Struct):
+LOOKUP: Final = "/directory/lookup"
+BATCH_KEYS: Final = 256
+"""Keys of one question, whose answers hold the tokens of those that are there."""
+
+
+class _Key(msgspec.Struct, frozen=True):
     chunk_hash_hex: str
+    model_name: str
+    kv_rank: int
+    object_group_id: int
+    cache_salt: str
 
 
 class _Placement(msgspec.Struct):
@@ -80,30 +89,58 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             return 0
         return upto - upto % (self.chunk_size // origin.block_tokens)
 
-    async def held(
-        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
-    ) -> int:
-        """By one question. A chunk is there when every rank's key has a place."""
-        if origin is None or not span:
-            return span.start
-        tokens = span.stop * origin.block_tokens
-        question = {
-            "model_name": manifest,
+    async def held(self, peer: HttpPeer, question: Question) -> int:
+        """By one question first. A chunk is there when every rank's key has a place.
+
+        Then by keys, which the coordinator need not compute from tokens again: those of the last
+        chunk that is not there, and the others once it is.
+        """
+        origin, missing = question.origin, question.missing
+        if origin is None or question.held >= question.upto:
+            return question.held
+        per_chunk = self.chunk_size // origin.block_tokens
+        if not missing:
+            await self._ask_tokens(peer, question, origin)
+        else:
+            last = max(missing.values())
+            await self._ask_keys(peer, missing, [k for k, at in missing.items() if at == last])
+            if question.final or last not in missing.values():
+                await self._ask_keys(peer, missing, list(missing))
+        return min(missing.values(), default=question.upto // per_chunk) * per_chunk
+
+    async def _ask_tokens(self, peer: HttpPeer, question: Question, origin: Origin) -> None:
+        """Note all keys beyond those that are held and have no place, by number of chunk."""
+        tokens = question.upto * origin.block_tokens
+        sent = {
+            "model_name": question.manifest,
             "world_size": self.world_size,
             "token_ids": memoryview(origin.ids).cast("I")[:tokens].tolist(),
             "cache_salt": origin.cache_salt or "",
         }
-        answer = await peer.ask("/directory/lookup", _Answer, msgspec.json.encode(question))
+        answer = await peer.ask(LOOKUP, _Answer, msgspec.json.encode(sent))
         if answer.chunks * self.chunk_size != tokens:
             raise peer.refusal(
                 f"its chunks are not of {self.chunk_size} tokens: give its --chunk-size as "
                 "lmcache://HOST:PORT?chunk_size=TOKENS"
             )
-        there: dict[str, bool] = {}
+        numbers: dict[str, int] = {}
         for result in answer.results:
-            name = result.key.chunk_hash_hex
-            placed = any(self.tier in {"any", each.tier} for each in result.placements)
-            there[name] = there.get(name, True) and placed
-        first, per_chunk = span.start * origin.block_tokens // self.chunk_size, self.chunk_size
-        known = list(there.values())[first:]
-        return (first + sum(takewhile(bool, known))) * per_chunk // origin.block_tokens
+            number = numbers.setdefault(result.key.chunk_hash_hex, len(numbers))
+            known = (number + 1) * self.chunk_size <= question.held * origin.block_tokens
+            if not known and not self._placed(result):
+                question.missing[result.key] = number
+
+    async def _ask_keys(
+        self, peer: HttpPeer, missing: dict[object, int], keys: list[object]
+    ) -> None:
+        """Take those that have a place by now from `missing`, up to a batch that is not whole."""
+        for begin in range(0, len(keys), BATCH_KEYS):
+            batch = keys[begin : begin + BATCH_KEYS]
+            answer = await peer.ask(LOOKUP, _Answer, msgspec.json.encode({"keys": batch}))
+            for result in filter(self._placed, answer.results):
+                missing.pop(result.key, None)
+            if any(key in missing for key in batch):
+                return
+
+    def _placed(self, result: _Result) -> bool:
+        return any(self.tier in {"any", each.tier} for each in result.placements)

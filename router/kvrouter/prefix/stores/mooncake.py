@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.http_peer import HttpPeer
+    from kvrouter.prefix.stores.polling import Question
 
 BATCH_KEYS: Final = 256
 """Keys of one question: 2 ms and 80 kB of the master."""
@@ -73,19 +74,18 @@ class MooncakeCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         """All of them."""
         return upto
 
-    async def held(
-        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
-    ) -> int:
+    async def held(self, peer: HttpPeer, question: Question) -> int:
         """By batches of keys, from the first block that is not known to be there."""
         beginnings = [
-            f"{manifest}@tp_rank:{tp}@pcp0@dcp0@pp_rank:{pp}@group:{group}@"
+            f"{question.manifest}@tp_rank:{tp}@pcp0@dcp0@pp_rank:{pp}@group:{group}@"
             for tp in range(self.tp)
             for pp in range(self.pp)
             for group in self.groups.split(",")
         ]
-        held = end = span.start
-        while held == end < span.stop:
-            end = min(span.stop, held + max(1, BATCH_KEYS // len(beginnings)))
+        hashes, held, upto = question.hashes, question.held, question.upto
+        end = held
+        while held == end < upto:
+            end = min(upto, held + max(1, BATCH_KEYS // len(beginnings)))
             names = (hashes[n * HASH_BYTES : (n + 1) * HASH_BYTES].hex() for n in range(held, end))
             blocks = [[beginning + name for beginning in beginnings] for name in names]
             query = ",".join(key for keys in blocks for key in keys)

@@ -37,6 +37,19 @@ BRIEF_S: Final = 0.2
 SOUNDED: Final = 16
 
 
+@dataclass(eq=False, slots=True)
+class Question:
+    """What is asked until it is there, and what is known of it."""
+
+    manifest: str
+    hashes: bytes
+    upto: int  # leading blocks that are asked for
+    origin: Origin | None
+    held: int = 0  # of these, known to be there
+    final: bool = False  # nothing is asked after this: how far has it come?
+    missing: dict[object, int] = field(default_factory=dict)  # notes of the catalogue
+
+
 class Catalogue(Protocol):
     """How one kind of store is asked for blocks, by its own names."""
 
@@ -52,10 +65,8 @@ class Catalogue(Protocol):
     def possible(self, upto: int, origin: Origin | None) -> int:
         """How many of `upto` blocks can be there at all."""
 
-    async def held(
-        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
-    ) -> int:
-        """How many leading blocks are there, of which those before `span` are known to be.
+    async def held(self, peer: HttpPeer, question: Question) -> int:
+        """How many leading blocks are there; may be fewer unless it is the first or final look.
 
         Raises KVStoreError.
         """
@@ -112,10 +123,11 @@ class PollingView:
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """Leading blocks that are there; 0 if the store does not answer."""
-        span = range(self.catalogue.possible(len(hashes) // HASH_BYTES, origin))
+        upto = self.catalogue.possible(len(hashes) // HASH_BYTES, origin)
         try:
             async with asyncio.timeout(MATCH_S):
-                blocks = await self.catalogue.held(self.peer, manifest, hashes, span, origin)
+                question = Question(manifest, hashes, upto, origin)
+                blocks = await self.catalogue.held(self.peer, question)
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return NOTHING_HELD
@@ -140,22 +152,23 @@ class PollingView:
         and engines do without that, the answer of the prefill leg counts. Where they need it, and
         it answers too late, it may be well again before the deadline.
         """
-        possible = self.catalogue.possible(upto, origin)
         known = max(min(held.blocks, upto), self._unreported(reused, upto, origin))
+        possible = self.catalogue.possible(upto, origin)
+        question = Question(manifest, hashes, possible, origin, known)
         self._waiting += 1
         try:
-            outcome, blocks = await self._poll(
-                manifest, hashes, range(known, possible), self._limit_s(deadline_s), origin
-            )
+            outcome = await self._poll(question, self._limit_s(deadline_s))
         finally:
             self._waiting -= 1
-        if known < possible and outcome is not LandingOutcome.STORE_AWAY:
-            self._heard(anything=blocks > known)
+        away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
+        if known < possible and not away:
+            self._heard(anything=question.held > known)
         self.counts[outcome] += 1
         if outcome is LandingOutcome.LANDED:
             return LandingResult(outcome, upto, Leases())
         told = self._usage_tells and outcome is LandingOutcome.TIMEOUT
-        return LandingResult(outcome, blocks if self.catalogue.keeps_engines or told else upto)
+        counted = self.catalogue.keeps_engines or told
+        return LandingResult(outcome, question.held if counted else upto)
 
     def _unreported(self, reused: int, upto: int, origin: Origin | None) -> int:
         """Leading blocks that are there and may never be reported: an engine has reused them.
@@ -178,31 +191,31 @@ class PollingView:
         if self._silent == SILENCE:
             self.peer.tell("has no news of landings", self.catalogue.silence)
 
-    async def _poll(
-        self, manifest: str, hashes: bytes, span: range, limit_s: float, origin: Origin | None
-    ) -> tuple[LandingOutcome, int]:
-        """Look for the blocks in `span` until all are there; how it ended, and how many are."""
-        blocks, until_s, pause_s = span.start, self.clock() + limit_s, 0.0
+    async def _poll(self, question: Question, limit_s: float) -> LandingOutcome:
+        """Look until all is there. No landing takes more than half of the store's time."""
+        until_s, pause_s = self.clock() + limit_s, 0.0
         try:
-            async with asyncio.timeout(limit_s + FIRST_PAUSE_S):  # the last answer may be late
-                while blocks < span.stop:
-                    if pause_s and self.clock() >= until_s:
-                        return LandingOutcome.TIMEOUT, blocks
+            async with asyncio.timeout(limit_s + LONGEST_PAUSE_S):  # the final answer may be late
+                while question.held < question.upto:
+                    if question.final:
+                        return LandingOutcome.TIMEOUT
                     await self.sleep(min(pause_s, max(0.0, until_s - self.clock())))
-                    blocks = await self._look(manifest, hashes, range(blocks, span.stop), origin)
+                    begun_s = self.clock()
+                    question.final = begun_s >= until_s
+                    question.held = await self._look(question)
                     pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-                    pause_s = max(pause_s, self._waiting / POLLS_PER_S)
+                    pause_s = max(pause_s, self._waiting / POLLS_PER_S, self.clock() - begun_s)
         except TimeoutError:
-            return LandingOutcome.TIMEOUT, blocks
+            return LandingOutcome.TIMEOUT
         except KVStoreError:
-            return LandingOutcome.STORE_AWAY, blocks
-        return LandingOutcome.LANDED, blocks
+            return LandingOutcome.STORE_AWAY
+        return LandingOutcome.LANDED
 
-    async def _look(self, manifest: str, hashes: bytes, span: range, origin: Origin | None) -> int:
+    async def _look(self, question: Question) -> int:
         """How many blocks are there now; as many as before where the answer came too late."""
         try:
-            return await self.catalogue.held(self.peer, manifest, hashes, span, origin)
+            return await self.catalogue.held(self.peer, question)
         except StoreUnavailable:
             if not (self.peer.slow and self.catalogue.keeps_engines):
                 raise
-            return span.start
+            return question.held

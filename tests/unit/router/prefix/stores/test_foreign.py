@@ -6,15 +6,27 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from tests.contract.stores.backends import BLOCK_TOKENS, BLOCKS, IDENTITY, Prompt
+from tests.contract.stores.backends import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    CHUNK_BLOCKS,
+    IDENTITY,
+    MODEL,
+    RANKS,
+    Prompt,
+    question_of,
+)
 from tests.fakes.foreign_stores import FakeCoordinator, FakeForeignStore, FakeMaster
+from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import Identity
-from kvrouter.prefix.stores import foreign_store, store_urls
+from kvrouter.prefix.stores import foreign_store, lmcache, store_urls
 from kvrouter.prefix.stores.base import LandingOutcome, Origin
 from kvrouter.prefix.stores.mooncake import BATCH_KEYS
 from kvrouter.prefix.stores.polling import PollingView
 from kvrouter_store.identity.chain import hash_tokens, root_hash
+
+CHUNK_TOKENS = CHUNK_BLOCKS * BLOCK_TOKENS
 
 
 @pytest_asyncio.fixture
@@ -175,6 +187,51 @@ async def test_lmcache_holds_whole_chunks_and_no_adapters(asked: Callable) -> No
     assert (await view.match("/m", adapted.hashes, adapted.origin)).blocks == 0
     assert (await view.match("/m", adapted.hashes)).blocks == 0
     assert store.questions == 0
+
+
+async def test_tokens_of_a_landing_are_sent_once_and_then_few_keys(asked: Callable) -> None:  # type: ignore[type-arg]
+    """Those of the last chunk that is not there, and when it is, the others."""
+    store, prompt = (
+        FakeCoordinator(f"?chunk_size={CHUNK_TOKENS}&world_size={RANKS}", CHUNK_TOKENS),
+        Prompt(),
+    )
+    view = await asked(store)
+    keys = store.keys_of(question_of(prompt))
+    comes = iter([[], [], [], keys[-2:-1], keys[1:], keys[:1]])  # before each look
+
+    async def pause(seconds: float) -> None:
+        for key in next(comes):
+            store.hold(key)
+
+    view.sleep = pause
+    landing = await view.wait(MODEL, prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
+    sent = [[keys.index(key) for key in body.get("keys", [])] for body in store.bodies]
+    last = len(keys) - 1
+    assert sent == [[], [6, 7], [6, 7], [6, 7], [last], [0, 1, 2, 3, 4, 5], [0]]
+    assert [len(body.get("token_ids", ())) for body in store.bodies] == [128, 0, 0, 0, 0, 0, 0]
+
+
+async def test_a_landing_that_does_not_come_is_asked_for_by_few_keys_at_its_end(
+    asked: Callable,  # type: ignore[type-arg]
+) -> None:
+    store, blocks = FakeCoordinator(f"?chunk_size={BLOCK_TOKENS}", BLOCK_TOKENS), 3 * BATCH_KEYS
+    view, ids = await asked(store), array("I", range(blocks * BLOCK_TOKENS))
+    origin = Origin(ids.tobytes(), BLOCK_TOKENS, None, None)
+    for key in store.keys_of({**question_of(Prompt()), "token_ids": list(ids), "world_size": 1})[
+        :8
+    ]:
+        store.hold(key)
+    clock = Clock()
+
+    async def pause(seconds: float) -> None:
+        clock.pass_s(seconds)
+
+    view.clock, view.sleep = clock, pause
+    landing = await view.wait(MODEL, bytes(32 * blocks), blocks, 2.0, origin=origin, reused=1)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 8)
+    asked_for = [len(body.get("keys", ())) for body in store.bodies]
+    assert asked_for == [0, *[1] * (len(asked_for) - 2), lmcache.BATCH_KEYS]
 
 
 async def test_chunks_of_another_size_are_refused_with_the_remedy(

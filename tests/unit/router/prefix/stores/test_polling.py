@@ -18,6 +18,7 @@ from kvrouter.prefix.stores.polling import (
     SILENCE,
     SOUNDED,
     PollingView,
+    Question,
 )
 from kvrouter_store.errors import KVStoreError, StoreUnavailable
 
@@ -32,6 +33,7 @@ class Script:
     Attributes:
         at_s: when each block appears.
         fails: raised by every question.
+        takes_s: how long each answer takes.
         asked_s: when it was asked.
         held_s: how many blocks it was told to hold.
     """
@@ -45,6 +47,7 @@ class Script:
     clock: Clock
     at_s: list[float] = field(default_factory=list)
     fails: KVStoreError | None = None
+    takes_s: float = 0.0
     asked_s: list[float] = field(default_factory=list)
     held_s: list[int] = field(default_factory=list)
 
@@ -54,11 +57,10 @@ class Script:
     def possible(self, upto: int, origin: Origin | None) -> int:
         return min(upto, 4)
 
-    async def held(
-        self, peer: HttpPeer, manifest: str, hashes: bytes, span: range, origin: Origin | None
-    ) -> int:
+    async def held(self, peer: HttpPeer, question: Question) -> int:
         self.asked_s.append(self.clock.now)
-        self.held_s.append(span.start)
+        self.held_s.append(question.held)
+        self.clock.pass_s(self.takes_s)
         await asyncio.sleep(0)
         if self.fails is not None:
             raise self.fails
@@ -114,6 +116,13 @@ async def test_the_more_landings_are_awaited_the_longer_are_their_pauses(clock: 
     await asyncio.gather(*(wait(view, deadline_s=1.0) for _ in range(100)))
     assert 100 <= len(script.asked_s) <= 100 + POLLS_PER_S * (clock.now - begun_s)
     assert script.asked_s[:100] == [begun_s] * 100
+
+
+async def test_pauses_are_no_shorter_than_answers_take(clock: Clock) -> None:
+    begun_s = clock.now
+    script = Script(clock, takes_s=0.4)
+    await wait(view_of(script))
+    assert [asked_s - begun_s for asked_s in script.asked_s] == pytest.approx([0, 0.8, 1.6, 2.0])
 
 
 async def test_a_store_that_is_away_ends_the_wait_at_once(clock: Clock) -> None:
