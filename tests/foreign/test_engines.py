@@ -8,7 +8,8 @@ their coordinator is asked.
 import json
 import os
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,12 +35,40 @@ HOW = "set KVROUTER_LMCACHE_PYTHON and KVROUTER_MOONCAKE as .ci/stages/foreign.s
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
 
 
+class Coordinator:
+    """LMCache's, which can be restarted on its port."""
+
+    _running: Service | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self._given = path_of("KVROUTER_LMCACHE_PYTHON"), own_environment(), folder, CHUNK_TOKENS
+        self.address = f"127.0.0.1:{free_port()}"
+        self.restart()
+
+    def restart(self) -> None:
+        """It forgets what it was told."""
+        self.stop()
+        port = int(self.address.rpartition(":")[2])
+        self._running = start_coordinator(*self._given, port)
+        self._running.wait_http(self.address, "/healthz")
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.stop()
+
+    def keys(self) -> int:
+        """How many it knows in the second level."""
+        page = ask(self.address, "GET", "/directory/stats", None, 10.0)[1]
+        return int(json.loads(page)["l2_count"])
+
+
 @dataclass
 class Fleet:
     a: Engine
     b: Engine
     router: Service
     unit: int  # tokens of what the store holds: a block or a chunk
+    coordinator: Coordinator | None
 
     def loaded(self) -> int:
         """Prompt tokens that engine B has loaded so far. Clients see what the prefill leg had."""
@@ -59,7 +88,18 @@ def path_of(variable: str) -> Path:
     return Path(named)
 
 
-def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
+Setup = tuple[list[Engine], str, int, Coordinator | None]
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for what other processes do."""
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def on_mooncake(folder: Path, cleanup: ExitStack) -> Setup:
     """A master; the engines lend it their memory."""
     python, site = path_of("KVROUTER_LMCACHE_PYTHON"), path_of("KVROUTER_MOONCAKE")
     master = MooncakeMaster(folder / "master.log", site)
@@ -94,21 +134,20 @@ def on_mooncake(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, in
         options = EngineOptions(name, model, core, transfer, environment=environment)
         engines.append(Engine.start(python, options, folder, None))
     url = f"mooncake://{master.admin_address}?prefix=blue&seed=7"
-    return engines, url, engines[0].options.block_tokens
+    return engines, url, engines[0].options.block_tokens, None
 
 
-def on_lmcache(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int]:
+def on_lmcache(folder: Path, cleanup: ExitStack) -> Setup:
     """A coordinator, and a server for each engine; the servers share one store node alone."""
     python = path_of("KVROUTER_LMCACHE_PYTHON")
     install_into(python)
     given = python, own_environment()
-    coordinator = start_coordinator(*given, folder, CHUNK_TOKENS)
+    coordinator = Coordinator(folder)
     cleanup.callback(coordinator.stop)
-    coordinator.wait_http(coordinator.http, "/healthz")
     store = start_store(folder)
     cleanup.callback(store.stop)
     flags = [
-        *("--disable-metrics", "--coordinator-url", f"http://{coordinator.http}"),
+        *("--disable-metrics", "--coordinator-url", f"http://{coordinator.address}"),
         *("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.001"),
     ]
     servers = []
@@ -121,8 +160,8 @@ def on_lmcache(folder: Path, cleanup: ExitStack) -> tuple[list[Engine], str, int
         start_engine(server, core, *given, folder)
         for server, core in zip(servers, "01", strict=True)
     ]
-    url = f"lmcache://{coordinator.http}?chunk_size={CHUNK_TOKENS}&tier=l2"
-    return engines, url, CHUNK_TOKENS
+    url = f"lmcache://{coordinator.address}?chunk_size={CHUNK_TOKENS}&tier=l2"
+    return engines, url, CHUNK_TOKENS, coordinator
 
 
 @pytest.fixture(scope="module", params=[on_mooncake, on_lmcache], ids=["mooncake", "lmcache"])
@@ -131,12 +170,12 @@ def fleet(
 ) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("foreign-engines")
     with ExitStack() as cleanup:
-        (a, b), url, unit = request.param(folder, cleanup)
+        (a, b), url, unit, coordinator = request.param(folder, cleanup)
         with running([a, b]):
             flags = ("--kv-connector", "store", "--policy", "prefix", "--landing-timeout", "20")
             router = start_router(folder, [a.address], [b.address], url, flags)
             cleanup.callback(router.stop)
-            yield Fleet(a, b, router, unit)
+            yield Fleet(a, b, router, unit, coordinator)
 
 
 def test_decode_loads_what_the_router_has_seen_land_and_says_the_same(fleet: Fleet) -> None:
@@ -165,3 +204,25 @@ def test_what_the_store_holds_takes_no_prefill_leg(fleet: Fleet) -> None:
     assert (fleet.metric(alone), fleet.metric(hit)) == (0, 0)
     assert answer(fleet.router.address, question).tokens == first.tokens
     assert (fleet.metric(alone), fleet.metric(hit)) == (1, 640)
+
+
+def test_a_coordinator_that_forgot_delays_nothing(fleet: Fleet) -> None:
+    """Nobody tells it again of the first 960 tokens, which engine A finds in LMCache."""
+    coordinator, prompt = fleet.coordinator, token_prompt(random.Random(53), 1200)
+    if coordinator is None:
+        pytest.skip("Mooncake's master forgets keys with their KV")
+    known = coordinator.keys()
+    answer(fleet.a.address, Question("begins", prompt[:961]))
+    until(lambda: coordinator.keys() == known + 960 // fleet.unit)
+    coordinator.restart()
+    until(lambda: fleet.metric("kvrouter:store_connected") == 1)
+    question = Question("goes on", prompt)
+    alone = answer(fleet.a.address, replace(question, salt="alone 53"))
+    before, before_s = fleet.loaded(), fleet.metric("kvrouter:handoff_seconds_sum")
+    away = fleet.metric('kvrouter:landings_total{outcome="store_away"}')
+    handed = answer(fleet.router.address, question)
+    assert handed.tokens == alone.tokens
+    assert fleet.metric("kvrouter:handoff_seconds_sum") - before_s < 5  # of 20
+    assert fleet.metric('kvrouter:landings_total{outcome="store_away"}') == away
+    assert fleet.metric('kvrouter:landings_total{outcome="timeout"}') == 0
+    assert fleet.loaded() - before == 1200 // fleet.unit * fleet.unit, fleet.b.tail()
