@@ -136,6 +136,22 @@ async def test_a_coordinator_that_is_away_costs_no_budget(site: Open) -> None:
     assert await metric(here, 'kvrouter:landings_total{outcome="store_away"}') == 1
 
 
+@pytest.mark.parametrize(
+    ("reused", "timeout_s", "outcome"), [(None, 0.05, "timeout"), (3 * BLOCK_TOKENS, 30, "landed")]
+)
+async def test_a_coordinator_that_forgot_costs_no_budget_whether_engines_tell_what_they_reuse(
+    site: Open, reused: int | None, timeout_s: float, outcome: str
+) -> None:
+    coordinator = FakeCoordinator("?chunk_size=16", 16)
+    await coordinator.start()
+    settings = {"recompute_budget_tokens": 0, "landing_timeout_s": timeout_s}
+    here = await opened(site, coordinator, **settings)
+    here.prefill[0].cached_tokens = reused
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert await metric(here, f'kvrouter:landings_total{{outcome="{outcome}"}}') == 1
+    await coordinator.stop()
+
+
 async def test_a_client_that_leaves_ends_the_wait(site: Open, master: FakeMaster) -> None:
     here = await opened(site, master)
     task = asyncio.create_task(here.post(text(prompt=IDS)))
