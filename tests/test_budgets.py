@@ -27,7 +27,7 @@ Kubernetes node (Python 40), values of Redis without copies (Python 220), severa
 prompt, and first tokens on a GPU (Python 280; words 190), nodes that leave the list, weights that
 change again and again, clusters of Redis without one master, and hangs that went unnoticed
 (Python 300, of which 10 in the request path, C++ 10; words 160), what newcomers missed with tiers,
-several hosts, LMCache and Mooncake (words 670), memory that a device registers once, and what
+several hosts, LMCache and Mooncake (words 800), memory that a device registers once, and what
 LMCache's coordinator does not know (Python 350).
 """
 
@@ -123,7 +123,7 @@ BUDGETS = (
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_700),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_120),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_700),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_830),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
