@@ -14,7 +14,7 @@ import kvrouter
 
 ROUTER = Path(kvrouter.__file__).parent  # where it is installed: also wheels run these tests
 COUNTED = ("openai/", "serving/", "routing/", "http/client/")
-AFTERWARDS = {"serving/settle.py", "serving/request/usage.py"}
+AFTERWARDS = {f"serving/{name}.py" for name in ("settle", "request/usage", "request/ttft_parts")}
 COUNTED_FILES = ("http/server/exchange.py", "http/headers.py")
 
 
