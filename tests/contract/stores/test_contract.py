@@ -45,7 +45,7 @@ class Asking:
         return found.blocks
 
     async def wait(
-        self, prompt: Prompt, deadline_s: float = LONG_S, reused: int = 0
+        self, prompt: Prompt, deadline_s: float = LONG_S, reused: int | None = None
     ) -> LandingResult:
         wanted = await self.manifest(), prompt.hashes, BLOCKS, deadline_s
         return await self.view.wait(*wanted, origin=prompt.origin, reused=reused)

@@ -61,6 +61,7 @@ class Handoff:
     node: str | None = None
     prompt_tokens: int | None = None  # of usage
     cached_tokens: int | None = None  # of usage; 0 for null, None without usage
+    reused_tokens: int | None = None  # the same, None where the engine does not say it
     missing: bool = False  # the engine was to say where its KV can be fetched, and did not
     fields: bytes | None = None  # header lines for the decode leg, instead of the request's
 

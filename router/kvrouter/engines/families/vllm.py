@@ -149,9 +149,8 @@ class Vllm(Family):
         params = answer.get(TRANSFER) or {}
         store = params.get("kvstore") or {}
         usage = answer.get("usage") or {}
-        cached = None
-        if usage:
-            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        details = usage.get("prompt_tokens_details")
+        reused = None if details is None else int(details.get("cached_tokens") or 0)
         root = bytes.fromhex(store["root"]) if store.get("root") else None
         if root is not None and len(root) != HASH_BYTES:
             raise BadAnswer(f"a root of {len(root)} bytes")
@@ -165,7 +164,8 @@ class Vllm(Family):
             waits=store.get("waits") is True,
             node=_node(store.get("node")),
             prompt_tokens=usage.get("prompt_tokens"),
-            cached_tokens=cached,
+            cached_tokens=(reused or 0) if usage else None,
+            reused_tokens=reused,
         )
 
     def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:

@@ -148,13 +148,14 @@ class StoreView(Protocol):
         node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
-        reused: int = 0,
+        reused: int | None = None,
     ) -> LandingResult:
         """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
 
         manifest: by which they are written now: from `promised` or `current`.
         held: which of them were there already. node: where they are written; None or unknown: at
-            any node. reused: tokens that the engine which writes them did not compute.
+            any node. reused: tokens that the engine which writes them did not compute,
+            if it says so.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """

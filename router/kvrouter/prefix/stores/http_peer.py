@@ -86,7 +86,7 @@ class HttpPeer:
 
     def refusal(self, why: str) -> StoreRefused:
         """What to raise where it refuses what others may still ask; its reason is logged once."""
-        return StoreRefused(self.tell("refuses a question", why))
+        return StoreRefused(self._tell("refuses a question", why))
 
     async def _ask(self, path: str, kind: type[Answer], sent: bytes | None) -> Answer:
         if self._session is None:
@@ -119,9 +119,9 @@ class HttpPeer:
     def _lost(self, why: str, *, slow: bool = False) -> StoreUnavailable:
         self.connected, self.slow = False, slow
         remedy = f"see that it runs, and that this is {self.server}"
-        return StoreUnavailable(self.tell("is away", f"{why}; {remedy}"))
+        return StoreUnavailable(self._tell("is away", f"{why}; {remedy}"))
 
-    def tell(self, state: str, why: str) -> str:
+    def _tell(self, state: str, why: str) -> str:
         """Log what it is from now on, unless the log says so already."""
         text = f"store {self.url} {state}: {why}"
         if state != self._told:

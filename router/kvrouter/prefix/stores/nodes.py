@@ -162,7 +162,7 @@ class NodesView:
         node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
-        reused: int = 0,
+        reused: int | None = None,
     ) -> LandingResult:
         """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
         views, wanted = self._views, (manifest, hashes, upto, deadline_s)

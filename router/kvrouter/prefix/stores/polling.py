@@ -6,6 +6,7 @@ The router asks whether KV exists. It never reads any.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from kvrouter.prefix.groups import Leases
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
+from kvrouter.prefix.stores.http_peer import ANSWER_S
 from kvrouter_store.errors import KVStoreError, StoreUnavailable
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -30,11 +32,15 @@ FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.2
 POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
-SILENCE: Final = 3
-"""Landings in a row that bring nothing new. The next are awaited for `BRIEF_S` where engines do
-without the store, but for one in `SOUNDED`, until one comes."""
 BRIEF_S: Final = 0.2
+"""For what will probably never be reported."""
+SILENCE: Final = 3
+"""Landings in a row that bring nothing new. Then most are awaited for `BRIEF_S`, until one comes,
+where a time-out counts as a landing."""
 SOUNDED: Final = 16
+"""One in so many of them is awaited in full."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,7 +92,7 @@ class PollingView:
     counts: Counter[str] = field(default_factory=Counter, init=False)
     _waiting: int = field(default=0, init=False)
     _silent: int = field(default=0, init=False)  # landings in a row that brought nothing new
-    _usage_tells: bool = field(default=False, init=False)  # engines say what they reuse
+    _since: int = field(default=0, init=False)  # landings that were awaited during that silence
 
     @property
     def clients(self) -> list[HttpPeer]:
@@ -144,7 +150,7 @@ class PollingView:
         node: str | None = None,
         lease: bool = True,
         origin: Origin | None = None,
-        reused: int = 0,
+        reused: int | None = None,
     ) -> LandingResult:
         """Poll until the first `upto` blocks are there. A lease of the result is empty.
 
@@ -152,50 +158,60 @@ class PollingView:
         and engines do without that, the answer of the prefill leg counts. Where they need it, and
         it answers too late, it may be well again before the deadline.
         """
-        known = max(min(held.blocks, upto), self._unreported(reused, upto, origin))
+        needed, until_s = self.catalogue.keeps_engines, self.clock() + deadline_s
+        told, before = min(held.blocks, upto), self._unreported(reused, upto, origin)
         possible = self.catalogue.possible(upto, origin)
-        question = Question(manifest, hashes, possible, origin, known)
+        question = Question(manifest, hashes, possible, origin, max(told, before))
         self._waiting += 1
         try:
-            outcome = await self._poll(question, self._limit_s(deadline_s))
+            if told < before:  # perhaps it is put just now: its report needs a moment
+                await self._poll(
+                    Question(manifest, hashes, before, origin, told), min(BRIEF_S, deadline_s)
+                )
+            left_s = max(0.0, until_s - self.clock())
+            brief = not needed and reused is None and self._is_silent()
+            outcome = await self._poll(question, min(BRIEF_S, left_s) if brief else left_s)
         finally:
             self._waiting -= 1
-        away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
-        if known < possible and not away:
-            self._heard(anything=question.held > known)
-        self.counts[outcome] += 1
+        self._hear(outcome, max(told, before), question)
         if outcome is LandingOutcome.LANDED:
             return LandingResult(outcome, upto, Leases())
-        told = self._usage_tells and outcome is LandingOutcome.TIMEOUT
-        counted = self.catalogue.keeps_engines or told
+        # What an engine says that it computed is put, and would be reported.
+        counted = needed or (reused is not None and outcome is LandingOutcome.TIMEOUT)
         return LandingResult(outcome, question.held if counted else upto)
 
-    def _unreported(self, reused: int, upto: int, origin: Origin | None) -> int:
+    def _unreported(self, reused: int | None, upto: int, origin: Origin | None) -> int:
         """Leading blocks that are there and may never be reported: an engine has reused them.
 
         A store that engines do without hears only of what is put. If it forgets, or if a report is
-        lost, nobody tells it again. What an engine has computed is put and reported.
+        lost, nobody tells it again.
         """
         if self.catalogue.keeps_engines or not reused or origin is None:
             return 0
-        self._usage_tells = True
         return self.catalogue.possible(min(upto, reused // origin.block_tokens), origin)
 
-    def _limit_s(self, deadline_s: float) -> float:
-        silent = self._silent >= SILENCE and self._silent % SOUNDED
-        brief = silent and not self.catalogue.keeps_engines
-        return min(deadline_s, BRIEF_S) if brief else deadline_s
+    def _is_silent(self) -> bool:
+        """Whether landings seem not to come; now and then one is awaited in full all the same."""
+        if self._silent < SILENCE:
+            return False
+        self._since += 1
+        return self._since % SOUNDED != 0
 
-    def _heard(self, *, anything: bool) -> None:
-        self._silent = 0 if anything else self._silent + 1
+    def _hear(self, outcome: LandingOutcome, known: int, question: Question) -> None:
+        self.counts[outcome] += 1
+        away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
+        if away or known >= question.upto:
+            return
+        self._silent = 0 if question.held > known else self._silent + 1
         if self._silent == SILENCE:
-            self.peer.tell("has no news of landings", self.catalogue.silence)
+            self._since = 0
+            log.warning("%s has no news of landings: %s", self.peer.url, self.catalogue.silence)
 
     async def _poll(self, question: Question, limit_s: float) -> LandingOutcome:
         """Look until all is there. No landing takes more than half of the store's time."""
         until_s, pause_s = self.clock() + limit_s, 0.0
         try:
-            async with asyncio.timeout(limit_s + LONGEST_PAUSE_S):  # the final answer may be late
+            async with asyncio.timeout(limit_s + ANSWER_S):  # the final answer may be late
                 while question.held < question.upto:
                     if question.final:
                         return LandingOutcome.TIMEOUT

@@ -137,7 +137,8 @@ class LandingWaiter:
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
         held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
-        origin, reused = context.prompt.origin, context.route.cached_tokens or 0
+        origin, handoff = context.prompt.origin, context.route.handoff
+        reused = handoff.reused_tokens if handoff is not None else None
         landing = await self.store.wait(
             manifest, chain, upto, limit_s, held=held, node=node, origin=origin, reused=reused
         )

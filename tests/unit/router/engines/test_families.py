@@ -270,6 +270,7 @@ def test_the_prefill_answer_has_ids_manifest_and_usage(family: Vllm, indent: int
     assert (handoff.manifest, handoff.blocks, handoff.block_tokens) == ("ab" * 32, 2, 16)
     assert handoff.root == root_hash(None)
     assert (handoff.prompt_tokens, handoff.cached_tokens) == (3, 0)
+    assert handoff.reused_tokens is None  # without --enable-prompt-tokens-details
     assert handoff.transfer_params is None
 
 
@@ -299,10 +300,12 @@ def test_an_answer_without_ids_or_connector_has_none(family: Vllm) -> None:
     assert family.read_prefill_answer(json.dumps(answer).encode()) == Handoff()
 
 
-def test_cached_tokens_are_reported(family: Vllm) -> None:
-    usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
+@pytest.mark.parametrize("cached", [32, 0])
+def test_cached_tokens_are_reported(family: Vllm, cached: int) -> None:
+    usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": cached}}
     handoff = family.read_prefill_answer(json.dumps({"choices": [], "usage": usage}).encode())
-    assert (handoff.prompt_tokens, handoff.cached_tokens) == (40, 32)
+    assert (handoff.prompt_tokens, handoff.cached_tokens) == (40, cached)
+    assert handoff.reused_tokens == cached
 
 
 @pytest.mark.parametrize(

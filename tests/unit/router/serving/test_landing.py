@@ -44,7 +44,7 @@ async def test_what_the_prefill_engine_reused_need_not_be_reported_again() -> No
     waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
     facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
     context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
-    context.route.handoff = Handoff(cached_tokens=BLOCKS * BLOCK_TOKENS)
+    context.route.handoff = Handoff(reused_tokens=BLOCKS * BLOCK_TOKENS)
     task = waiter.begin_wait(context, MODEL, PendingKv(BLOCKS, 20.0)).task
     async with asyncio.timeout(20):
         assert (await task).outcome is LandingOutcome.LANDED

@@ -82,7 +82,7 @@ def view_of(script: Script) -> PollingView:
 
 
 async def wait(
-    view: PollingView, deadline_s: float = 2.0, upto: int = 4, reused: int = 0
+    view: PollingView, deadline_s: float = 2.0, upto: int = 4, reused: int | None = None
 ) -> LandingResult:
     return await view.wait("m", HASHES, upto, deadline_s, origin=ORIGIN, reused=reused)
 
@@ -160,16 +160,23 @@ async def test_a_store_whose_answers_stay_late_is_awaited_until_the_deadline(clo
     assert clock.now == pytest.approx(begun_s + 2.0)
 
 
-async def test_what_an_engine_reused_is_not_awaited_where_nobody_reports_it_again(
+async def test_what_an_engine_reused_is_awaited_for_a_moment_where_nobody_reports_it_again(
     clock: Clock,
 ) -> None:
-    script = Beside(clock)
+    begun_s, script = clock.now, Beside(clock)
     landing = await wait(view_of(script), reused=4 * 16)
-    assert (landing.outcome, landing.blocks, script.asked_s) == (LandingOutcome.LANDED, 4, [])
-    script.at_s = [clock.now + 0.03] * 4
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
+    assert clock.now - begun_s == pytest.approx(BRIEF_S)
+    script.at_s = [clock.now + 0.5] * 4
     landing = await wait(view_of(script), reused=2 * 16 + 15)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
-    assert script.held_s[0] == 2
+    assert 2 in script.held_s
+
+
+async def test_what_an_engine_reused_and_puts_now_is_awaited(clock: Clock) -> None:
+    begun_s, script = clock.now, Beside(clock, [clock.now + 0.03] * 4)
+    assert (await wait(view_of(script), reused=4 * 16)).outcome is LandingOutcome.LANDED
+    assert 0.03 <= clock.now - begun_s < 0.05
 
 
 async def test_a_store_that_engines_need_is_asked_for_what_they_reused(clock: Clock) -> None:
@@ -177,13 +184,13 @@ async def test_a_store_that_engines_need_is_asked_for_what_they_reused(clock: Cl
     assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 0)
 
 
-async def test_silence_is_no_missing_kv_until_engines_say_what_they_reuse(clock: Clock) -> None:
+async def test_silence_is_no_missing_kv_unless_the_engine_says_what_it_reused(
+    clock: Clock,
+) -> None:
     script = Beside(clock)
     view = view_of(script)
-    landing = await wait(view)
-    assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 4)
-    for reused, blocks in ((3 * 16, 3), (0, 0)):  # the rest was computed, and would be reported
-        script.at_s = [clock.now] * blocks
+    for reused, blocks in ((0, 0), (3 * 16, 3), (None, 4)):  # what it computed would be reported
+        script.at_s = [clock.now] * (blocks % 4)
         landing = await wait(view, reused=reused)
         assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, blocks)
 
@@ -200,13 +207,38 @@ async def test_few_landings_are_awaited_in_full_while_none_comes(
         return clock.now - begun_s
 
     waits = [await took_s() for _ in range(2 * SOUNDED + 1)]
-    full = [*range(SILENCE), SOUNDED, 2 * SOUNDED]
+    full = [*range(SILENCE), SILENCE + SOUNDED - 1]
     assert waits == pytest.approx([2.0 if n in full else BRIEF_S for n in range(len(waits))])
-    assert caplog.messages == ["store  has no news of landings: nobody reports"]
+    assert caplog.messages == [" has no news of landings: nobody reports"]
     script.at_s = [clock.now] * 4
     await wait(view)
     script.at_s = []
-    assert await took_s() == pytest.approx(2.0)
+    assert [await took_s() for _ in range(SILENCE)] == pytest.approx([2.0] * SILENCE)
+    assert await took_s() == pytest.approx(BRIEF_S)
+    assert len(caplog.messages) == 2
+
+
+async def test_of_landings_that_begin_together_in_silence_one_in_many_is_awaited_in_full(
+    clock: Clock,
+) -> None:
+    view = view_of(Beside(clock))
+    for _ in range(SILENCE):
+        await wait(view)
+    begun_s, ends_s = clock.now, list[float]()
+
+    async def note() -> None:
+        await wait(view, deadline_s=20.0)
+        ends_s.append(clock.now - begun_s)
+
+    await asyncio.gather(*(note() for _ in range(SOUNDED)))
+    assert sum(end_s >= 20.0 for end_s in ends_s) == 1
+
+
+async def test_where_an_engine_says_what_it_reused_silence_shortens_no_wait(clock: Clock) -> None:
+    begun_s, view = clock.now, view_of(Beside(clock))
+    for _ in range(2 * SILENCE):
+        await wait(view, reused=0)
+    assert clock.now - begun_s == pytest.approx(2 * SILENCE * 2.0)
 
 
 async def test_landings_of_a_store_that_engines_need_are_all_awaited_in_full(clock: Clock) -> None:
