@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.cuda.pool import tensor_at
-from kvrouter_store._core import Segments
-from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
 
 TOKENS = 16  # of a block; how many makes no difference to a copy
 
@@ -28,7 +27,7 @@ def layer_of(pages: Tensor) -> LayerBlocks:
     return LayerBlocks.paged(pages.unflatten(1, (TOKENS, -1)))
 
 
-def staged_bytes(held: Segments, count: int) -> Tensor:
+def staged_bytes(held: HostBlocks, count: int) -> Tensor:
     """What the host memory of a staging holds of the only tensor: [count, bytes of a block]."""
     size = count * held.sizes[0]
     return tensor_at(held.bases[0], size).view(count, held.sizes[0])

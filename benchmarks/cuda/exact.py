@@ -112,10 +112,10 @@ def _by_copier(gpu: Gpu, copier: StagedCopier, pages: Pages) -> bool:
         try:
             taken.fetch()
             taken.wait(DEADLINE_S)
-            bytes_taken = staged_bytes(taken.segments, len(some))
+            bytes_taken = staged_bytes(taken.memory, len(some))
             if not torch.equal(bytes_taken, pages.truth[some]):
                 return False
-            staged_bytes(given.segments, len(some)).copy_(bytes_taken)
+            staged_bytes(given.memory, len(some)).copy_(bytes_taken)
             given.deliver(len(some), DEADLINE_S)
         finally:
             taken.release()

@@ -59,7 +59,7 @@ def _fetched(
     gpu.compute(lambda: pages.fill_(NEW))
     staging = copier.stage(layer_of(pages), where, DEADLINE_S)
     try:
-        staging_bytes = staged_bytes(staging.segments, PAGES)
+        staging_bytes = staged_bytes(staging.memory, PAGES)
         staging_bytes.zero_()
         staging.fetch()
         staging.wait(DEADLINE_S)
@@ -75,7 +75,7 @@ def _scattered_between(gpu: Gpu, copier: StagedCopier, spin_s: float, where: Seq
     before, after = torch.zeros_like(pages), torch.zeros_like(pages)
     staging = copier.stage(layer_of(pages), where, DEADLINE_S)
     try:
-        staged_bytes(staging.segments, PAGES).fill_(NEW)
+        staged_bytes(staging.memory, PAGES).fill_(NEW)
         gpu.synchronize()
         gpu.spin(spin_s)
         gpu.compute(lambda: before.copy_(pages))

@@ -85,7 +85,7 @@ def _ring(gpu: Gpu, memory: Tensor, page: int, threads: int) -> float:
                 staging.fetch()
                 staging.wait(DEADLINE_S)
                 into = store[number, : len(some) * page].view(len(some), page)
-                into.copy_(staged_bytes(staging.segments, len(some)))
+                into.copy_(staged_bytes(staging.memory, len(some)))
             finally:
                 staging.release()
 

@@ -206,11 +206,14 @@ def test_what_the_store_holds_takes_no_prefill_leg(fleet: Fleet) -> None:
     assert (fleet.metric(alone), fleet.metric(hit)) == (1, 640)
 
 
+@pytest.mark.parametrize("fleet", [on_lmcache], ids=["lmcache"], indirect=True, scope="module")
 def test_a_coordinator_that_forgot_delays_nothing(fleet: Fleet) -> None:
-    """Nobody tells it again of the first 960 tokens, which engine A finds in LMCache."""
+    """Nobody tells it again of the first 960 tokens, which engine A finds in LMCache.
+
+    Mooncake's master forgets keys with their KV.
+    """
     coordinator, prompt = fleet.coordinator, token_prompt(random.Random(53), 1200)
-    if coordinator is None:
-        pytest.skip("Mooncake's master forgets keys with their KV")
+    assert coordinator is not None
     known = coordinator.keys()
     answer(fleet.a.address, Question("begins", prompt[:961]))
     until(lambda: coordinator.keys() == known + 960 // fleet.unit)

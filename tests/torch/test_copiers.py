@@ -85,8 +85,8 @@ def test_memory_that_is_used_again_is_of_the_same_segments(make: Make) -> None:
     described = set()
     for places in ([0, 1], [3], [2, 0]):
         first, second = (copier.stage(layer, places, WAIT_S) for _ in range(2))
-        described |= {first.segments, second.segments}
-        assert (first.segments.blocks or 0) >= len(first.indices)
+        described |= {first.memory.segments, second.memory.segments}
+        assert first.memory.blocks >= len(first.indices)
         first.release()
         second.release()
     assert len(described) == (1 if isinstance(copier, HostCopier) else 2)

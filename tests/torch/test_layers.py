@@ -32,13 +32,13 @@ def test_the_bytes_of_a_block_are_its_tokens_in_each_tensor_in_turn(
         *(each.flatten(0, 1) for each in copies), block_tokens=block_tokens
     )
     assert layer.block_bytes == again.block_bytes == sum(each[0].nbytes for each in copies)
-    one, other = (each.segments for each in (layer, again))
+    one, other = (each.in_host_memory.segments for each in (layer, again))
     assert one.digests(range(blocks)) == other.digests(range(blocks))
     assert layer.part(0, "e") == again.part(0, "e")
 
 
 def test_tokens_after_the_last_whole_block_belong_to_none() -> None:
-    blocks = contiguous(4)[0].segments
+    blocks = contiguous(4)[0].in_host_memory.segments
     assert blocks.blocks == 4
     with pytest.raises(IndexError):
         blocks.digests([4])
@@ -88,4 +88,4 @@ def test_a_spec_of_other_blocks_is_refused() -> None:
 
 def test_tensors_that_are_not_in_host_memory_have_no_segments() -> None:
     with pytest.raises(ValueError, match="not in host memory"):
-        _ = LayerBlocks.paged(torch.zeros(2, 4, 8, device="meta")).segments
+        _ = LayerBlocks.paged(torch.zeros(2, 4, 8, device="meta")).in_host_memory

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvrouter_store._core import Segments
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
 
 
 class CopyFailed(KVStoreError):
@@ -19,10 +18,10 @@ class NoRoom(KVStoreError):
 class Staging(Protocol):
     """Host memory for some blocks of one layer. Its owner releases it, once.
 
-    Block k of them is the block of `segments` at `indices[k]`.
+    Block k of them is the block of `memory` at `indices[k]`.
     """
 
-    segments: Segments
+    memory: HostBlocks
     indices: Sequence[int]
 
     def fetch(self) -> None:

@@ -159,7 +159,7 @@ class TensorClient:
             return []
         job.staging.wait(self.deadline_s)
         some, staging = job.some, job.staging
-        wanted = job.layer, some.hashes, some.span, staging.segments, staging.indices
+        wanted = job.layer, some.hashes, some.span, staging.memory.segments, staging.indices
         done = self._link.put(*wanted)
         return [status in THERE for status in done.statuses] if done is not None else []
 
@@ -207,7 +207,7 @@ class _Load:
         while len((some := self.blocks.part(first, min(first + most, self.came))).indices):
             staging = self._room(layer, some)
             if staging is not None:
-                wanted = layer, some.hashes, some.span, staging.segments, staging.indices
+                wanted = layer, some.hashes, some.span, staging.memory.segments, staging.indices
                 statuses = self.readers.submit(self.link.get_into, *wanted)
                 self.reads.append(_Read(first, len(some.span), staging, statuses))
                 return

@@ -9,7 +9,7 @@ class _InPlace:
     """Blocks of a layer where they are; there is nothing to copy."""
 
     def __init__(self, layer: LayerBlocks, indices: Sequence[int]) -> None:
-        self.segments = layer.segments
+        self.memory = layer.in_host_memory
         self.indices = indices
 
     def fetch(self) -> None:

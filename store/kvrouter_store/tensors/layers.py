@@ -5,12 +5,34 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from kvrouter_store._core import Segments
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kvrouter_store._core import Segments
+
+
+@dataclass(frozen=True, eq=False)
+class HostBlocks:
+    """Blocks in host memory: block i is `sizes[k]` bytes at `bases[k] + i * strides[k]` for each k.
+
+    Owners keep it as long as the memory: an RDMA device registers the segments of one object once.
+    """
+
+    bases: Sequence[int]
+    strides: Sequence[int]
+    sizes: Sequence[int]
+    blocks: int
+
+    @cached_property
+    def segments(self) -> "Segments":
+        """As the store's client takes it."""
+        # Checks of a GPU copy blocks where nothing is compiled.
+        from kvrouter_store._core import Segments  # noqa: PLC0415
+
+        return Segments(self.bases, self.strides, self.sizes, blocks=self.blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +79,13 @@ class LayerBlocks:
         return sum(self.sizes)
 
     @cached_property
-    def segments(self) -> Segments:
-        """The blocks in place, the same object each time: an RDMA device registers them once.
-
-        ValueError where they are not in host memory.
-        """
+    def in_host_memory(self) -> HostBlocks:
+        """The blocks in place. ValueError where they are not in host memory."""
         if self.tensors[0].device.type != "cpu":
             raise ValueError(f"the tensors are on {self.tensors[0].device}, not in host memory")
         bases = [tensor.data_ptr() for tensor in self.tensors]
         strides = [tensor.stride(0) * tensor.element_size() for tensor in self.tensors]
-        return Segments(bases, strides, self.sizes, blocks=int(self.tensors[0].shape[0]))
+        return HostBlocks(bases, strides, self.sizes, int(self.tensors[0].shape[0]))
 
     def part(self, layer: int, engine: str) -> Part:
         """The part of the manifest that this layer is; see `layered_manifest`."""

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter_store._core import Segments
 from kvrouter_store.tensors.base import CopyFailed
-from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
 from kvrouter_store.tensors.ring import Ring
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class StagedCopier:
         self.ring = Ring(slots)
         self.failure: Exception | None = None
         self._memory = device.host_memory(slots * slot_bytes)
-        self._segments: dict[tuple[int, tuple[int, ...]], Segments] = {}
+        self._blocks: dict[tuple[int, tuple[int, ...]], HostBlocks] = {}
 
     def most_blocks(self, layer: LayerBlocks) -> int:
         """As many as a slot has room for."""
@@ -70,25 +69,22 @@ class StagedCopier:
         slot = self.ring.acquire(deadline_s)
         return _Staged(self, layer, indices, slot)
 
-    def memory_of(self, slot: int) -> "Tensor":
+    def slot_memory(self, slot: int) -> "Tensor":
         """A slot of the host memory, flat."""
         return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
-    def segments_of(self, slot: int, layer: LayerBlocks) -> Segments:
-        """A slot full of such blocks: all of the first tensor, then all of the next.
-
-        The same object each time: an RDMA device registers it once.
-        """
+    def slot_blocks(self, slot: int, layer: LayerBlocks) -> HostBlocks:
+        """A slot full of such blocks: all of the first tensor, then all of the next."""
         key = slot, tuple(layer.sizes)
-        if key not in self._segments:
-            most, base = self.most_blocks(layer), self.memory_of(slot).data_ptr()
+        if key not in self._blocks:
+            most, base = self.most_blocks(layer), self.slot_memory(slot).data_ptr()
             bases = [base + most * sum(layer.sizes[:at]) for at in range(len(layer.sizes))]
-            self._segments[key] = Segments(bases, layer.sizes, layer.sizes, blocks=most)
-        return self._segments[key]
+            self._blocks[key] = HostBlocks(bases, layer.sizes, layer.sizes, most)
+        return self._blocks[key]
 
     def close(self) -> None:
         """Free the host memory. After an error of the device, torch may end the process here."""
-        self._segments.clear()  # first of all, what a device has registered of it
+        self._blocks.clear()  # first of all, what a device has registered of it
         del self._memory
 
 
@@ -98,12 +94,12 @@ class _Staged:
     def __init__(
         self, copier: StagedCopier, layer: LayerBlocks, indices: Sequence[int], slot: int
     ) -> None:
-        count, memory = len(indices), copier.memory_of(slot)
-        self.segments = copier.segments_of(slot, layer)
+        count, memory = len(indices), copier.slot_memory(slot)
+        self.memory = copier.slot_blocks(slot, layer)
         self.indices: Sequence[int] = range(count)
         self._copier, self._slot = copier, slot
         self._event: Event | None = None
-        starts = [base - memory.data_ptr() for base in self.segments.bases]
+        starts = [base - memory.data_ptr() for base in self.memory.bases]
         runs = [memory[at:][: count * size] for at, size in zip(starts, layer.sizes, strict=True)]
         self._pairs = [
             (tensor, run.view(tensor.dtype).view(count, *tensor.shape[1:]))
