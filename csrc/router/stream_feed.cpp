@@ -10,7 +10,6 @@ namespace {
 constexpr size_t kMaxSizeDigits = 8;
 constexpr size_t kMaxSizeLine = 1024;  // with its extensions
 constexpr size_t kTailBytes = 1024;
-constexpr std::string_view kDone = "data: [DONE]\n\n";
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -64,11 +63,6 @@ Line read_size(std::string_view text, size_t& at, size_t& size, bool& extended) 
 
 }  // namespace
 
-bool StreamFeed::at_event_end() const {
-  const std::string_view tail = tail_;
-  return tail.empty() || tail.ends_with("\n\n") || tail.ends_with("\r\n\r\n");
-}
-
 bool StreamFeed::has_mark(std::string_view payload) const {
   for (size_t at = 0; at < payload.size(); ++at) {
     const void* found = std::memchr(payload.data() + at, marks_[0][0], payload.size() - at);
@@ -83,36 +77,39 @@ bool StreamFeed::has_mark(std::string_view payload) const {
 }
 
 void StreamFeed::see(std::string_view payload) {
-  if (!marks_.empty() && !marked_) marked_ = !at_event_end() || has_mark(payload);
-  for (size_t at = 0;;) {
-    const void* found = std::memchr(payload.data() + at, '\n', payload.size() - at);
-    if (found == nullptr) break;
-    const size_t place = static_cast<size_t>(static_cast<const char*>(found) - payload.data());
-    const bool follows = newline_ && place == at;
-    newline_ = !follows;
-    if (follows) ++fresh_;
-    at = place + 1;
-    if (at == payload.size()) break;
-    if (payload[at] != '\n') newline_ = false;
-  }
-  if (!payload.empty() && payload.back() != '\n') newline_ = false;
+  if (!marks_.empty() && !marked_) marked_ = !scan_.between_events() || has_mark(payload);
+  scan_.take(payload);
+  fresh_ += scan_.fresh();
+  has_data_ = has_data_ || scan_.has_data();
+  if (!scan_.in_data()) payload = payload.substr(0, scan_.data_end());  // without comments
   if (payload.size() >= kTailBytes) {
     tail_.assign(payload.substr(payload.size() - kTailBytes));
   } else {
     if (tail_.size() + payload.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
     tail_.append(payload);
   }
-  if (tail_.ends_with(kDone) && fresh_ > 0) --fresh_;
+}
+
+void StreamFeed::begin_piece() {
+  fresh_ = 0;
+  has_data_ = false;
+}
+
+void StreamFeed::end_piece(double now_s) {
+  last_s_ = now_s;
+  if (has_data_) last_data_s_ = now_s;
+  if (fresh_ == 0) return;
+  if (gaps_ != nullptr && events_ > 0) {
+    gaps_->observe((now_s - event_s_) / static_cast<double>(fresh_), fresh_);
+  }
+  event_s_ = now_s;
+  events_ += fresh_;
 }
 
 void StreamFeed::note(std::string_view payload, double now_s) {
-  fresh_ = 0;
+  begin_piece();
   see(payload);
-  if (gaps_ != nullptr && events_ > 0 && fresh_ > 0) {
-    gaps_->observe((now_s - last_s_) / static_cast<double>(fresh_), fresh_);
-  }
-  last_s_ = now_s;
-  events_ += fresh_;
+  end_piece(now_s);
 }
 
 // From here on the frames of this piece are rewritten, after those that are passed on unchanged.
@@ -194,20 +191,14 @@ size_t StreamFeed::scan(std::string_view text) {
 }
 
 bool StreamFeed::take(std::string_view data, double now_s) {
-  fresh_ = 0;
+  begin_piece();
   marked_ = rewritten_ = false;
   const bool joined = !held_.empty();
   if (joined) held_.append(data);
   const std::string_view text = joined ? std::string_view(held_) : data;
   const size_t whole = scan(text);
-  if (whole > 0) {
-    if (gaps_ != nullptr && events_ > 0 && fresh_ > 0) {
-      gaps_->observe((now_s - last_s_) / static_cast<double>(fresh_), fresh_);
-    }
-    events_ += fresh_;
-  }
-  last_s_ = now_s;
-  if (!marks_.empty() && whole > 0 && !at_event_end()) marked_ = true;
+  end_piece(now_s);
+  if (!marks_.empty() && whole > 0 && !scan_.between_events()) marked_ = true;
   if (!joined && !marked_ && !rewritten_ && whole == data.size() && state_ == State::kOpen)
     return true;
   if (!rewritten_) out_.assign(text.substr(0, whole));

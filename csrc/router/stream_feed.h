@@ -1,14 +1,15 @@
 // A streamed response with chunk framing on its way from an engine to the client, its events
-// counted. Frames are passed on as they came. An incomplete frame is held back, so that the
-// client's stream always ends between two frames (engines send an event per frame). A frame of more
-// than kMaxFrameBytes is passed on in several, as it comes. Chunk extensions are removed (RFC
-// 9112 7.1.1: a recipient ignores unknown ones).
+// counted (event_scan.h). Frames are passed on as they came. An incomplete frame is held back, so
+// that the client's stream always ends between two frames (engines send an event per frame). A frame
+// of more than kMaxFrameBytes is passed on in several, as it comes. Chunk extensions are removed
+// (RFC 9112 7.1.1: a recipient ignores unknown ones).
 #pragma once
 
 #include <string>
 #include <string_view>
 
 #include "router/buckets.h"
+#include "router/event_scan.h"
 
 namespace kv {
 
@@ -39,7 +40,12 @@ class StreamFeed {
   void count_into(Buckets* gaps) { gaps_ = gaps; }
   State state() const { return state_; }
   uint64_t events() const { return events_; }
-  double last_s() const { return last_s_; }
+  double last_s() const { return last_s_; }            // of the latest piece
+  double last_data_s() const { return last_data_s_; }  // of the latest with data; 0: none came
+  bool between_events() const { return scan_.between_events(); }
+  bool done() const { return scan_.done(); }  // whether the end mark came
+
+  // The end of the body, without what came after its last event with data.
   const std::string& tail() const { return tail_; }
 
  private:
@@ -48,15 +54,18 @@ class StreamFeed {
   void rewrite(std::string_view passed);
   void emit(std::string_view payload);
   void see(std::string_view payload);
-  bool at_event_end() const;
+  void begin_piece();
+  void end_piece(double now_s);
   bool has_mark(std::string_view payload) const;
 
+  EventScan scan_;
   Buckets* gaps_ = nullptr;
   State state_ = State::kOpen;
   uint64_t events_ = 0;
   uint64_t fresh_ = 0;  // events of the current piece
-  double last_s_ = 0;
-  bool newline_ = false;  // the body so far ends with a newline that ends no event yet
+  double last_s_ = 0, last_data_s_ = 0;
+  double event_s_ = 0;     // when an event ended last
+  bool has_data_ = false;  // whether the current piece has data
   bool marked_ = false;
   bool rewritten_ = false;  // `out_` has the frames of the current piece, changed
   bool in_large_ = false;   // between the size line of a large frame and its end

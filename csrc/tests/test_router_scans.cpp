@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 
 #include "check.h"
+#include "router/event_scan.h"
 #include "router/json_scan.h"
 #include "router/stream_feed.h"
 
@@ -99,9 +101,56 @@ void test_any_bytes_leave_a_feed_open_ended_or_bad() {
   }
 }
 
+// The events of a whole stream, by its lines.
+uint64_t events_of(std::string_view text, bool& done) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  uint64_t events = 0;
+  bool data = false, mark = false;
+  while (!text.empty()) {
+    const size_t end = text.find_first_of("\r\n");
+    if (end == std::string_view::npos) return events;
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end + (text.substr(end).starts_with("\r\n") ? 2 : 1));
+    if (line == "data:[DONE]" || line == "data: [DONE]") {
+      mark = true;
+    } else if (line == "data" || line.starts_with("data:")) {
+      data = true;
+    } else if (line.empty()) {
+      events += data;
+      done = done || (mark && !data);
+      data = mark = false;
+    }
+  }
+  return events;
+}
+
+void test_a_stream_cut_anywhere_has_the_same_events() {
+  const char* const words[] = {"data", ":", " ", "[DONE]", "x", "event", "\n", "\r\n", "\r",
+                               "\n\n", "\r\n\r\n", "data: {}", "data: [DONE]\n\n", ": c\n\n"};
+  std::mt19937 random(17);
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = random() % 8 == 0 ? "\xEF\xBB\xBF" : "";
+    for (uint32_t k = random() % 16; k > 0; --k) text += words[random() % std::size(words)];
+    bool done = false;
+    const uint64_t events = events_of(text, done);
+    kv::EventScan scan;
+    uint64_t found = 0;
+    for (size_t at = 0; at < text.size();) {
+      const Exact exact(std::string_view(text).substr(at, 1 + random() % 6));
+      scan.take(exact.view());
+      CHECK(scan.data_end() <= exact.size);
+      found += scan.fresh();
+      at += exact.size;
+    }
+    CHECK(found == events);
+    CHECK(scan.done() == done);
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_a_stream_cut_anywhere_has_the_same_events();
   test_mutated_bodies_are_taken_or_refused();
   test_streams_cut_anywhere_come_out_whole();
   test_any_bytes_leave_a_feed_open_ended_or_bad();

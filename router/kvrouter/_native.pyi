@@ -61,7 +61,7 @@ class Buckets:
     def sum(self) -> float: ...
 
 class StreamFeed:
-    """Relays a chunked body: finds the ends of chunks, and counts server-sent events.
+    """Relays a chunked body: finds the ends of chunks, and counts server-sent events with data.
 
     It holds an incomplete chunk back, so that the relayed bytes end between chunks; a chunk above
     1 MiB is relayed as several. Chunk extensions are dropped.
@@ -103,11 +103,23 @@ class StreamFeed:
 
     @property
     def events(self) -> int:
-        """Number of events, without the end mark `data: [DONE]`."""
+        """Number of events with a `data` field, without the end mark `data: [DONE]`."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the end mark was taken."""
+
+    @property
+    def between_events(self) -> bool:
+        """Whether all that was taken ends between two events."""
 
     @property
     def last_s(self) -> float:
         """Time of the last piece on the monotonic clock, in seconds."""
+
+    @property
+    def last_data_s(self) -> float:
+        """Time of the last piece with data of an event, in seconds; 0: there was none yet."""
 
     @property
     def tail(self) -> bytes:

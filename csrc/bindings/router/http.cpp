@@ -128,6 +128,9 @@ void bind_streams(nb::module_& module) {
       .def_prop_ro("bad", [](const StreamFeed& f) { return f.state() == StreamFeed::State::kBad; })
       .def_prop_ro("events", &StreamFeed::events)
       .def_prop_ro("last_s", &StreamFeed::last_s)
+      .def_prop_ro("last_data_s", &StreamFeed::last_data_s)
+      .def_prop_ro("between_events", &StreamFeed::between_events)
+      .def_prop_ro("done", &StreamFeed::done)
       .def_prop_ro("tail", [](const StreamFeed& feed) { return to_bytes(feed.tail()); });
 }
 

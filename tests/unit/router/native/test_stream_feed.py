@@ -36,17 +36,84 @@ def test_however_a_stream_is_cut_whole_frames_come_out(parts: list[bytes], cuts:
     assert feed.ended
     assert not feed.bad
     assert out == framed(parts)
-    assert b"".join(parts).endswith(feed.tail)
 
 
-@given(
-    st.lists(st.sampled_from([b"data: a\n\n", b"data: b\ndata: c\n\n", b": hi\n\n"]), max_size=9)
-)
-def test_events_are_counted_without_the_end_mark(parts: list[bytes]) -> None:
+EVENTS = [b"data: a\n\n", b"data: b\ndata: c\n\n", b": c\ndata:a\n\n", b"id: 1\r\ndata\r\n\r\n"]
+SILENCE = [
+    b": hi\n\n",
+    b":\r\n\r\n",
+    b"event: ping\n\n",
+    b"id: 1\nretry: 2\n\n",
+    b"\n",
+    b": a\n: b\n\n",
+]
+
+
+@given(st.lists(st.sampled_from(EVENTS + SILENCE), max_size=9), st.booleans(), st.data())
+def test_events_with_data_are_counted_without_the_end_mark(
+    parts: list[bytes], bom: bool, data: st.DataObject
+) -> None:
+    body = b"\xef\xbb\xbf" * bom + b"".join([*parts, DONE])
+    cuts = data.draw(st.lists(st.integers(1, len(body) - 1), max_size=6))
     feed = StreamFeed()
-    for part in [*parts, DONE]:
-        feed.take(framed([part]))
-    assert feed.events == len(parts)
+    for start, end in pairwise(sorted({0, *cuts, len(body)})):
+        assert not feed.done
+        feed.take(framed([body[start:end]]))
+    assert feed.events == sum(part in EVENTS for part in parts)
+    assert feed.done
+    assert feed.between_events
+
+
+@pytest.mark.parametrize("silence", SILENCE)
+def test_what_has_no_data_is_no_sign_of_life(silence: bytes) -> None:
+    gaps, feed = Buckets([1000.0]), StreamFeed()
+    feed.count_into(gaps)
+    feed.take(framed([silence]))
+    assert (feed.last_data_s, feed.events) == (0, 0)
+    assert feed.last_s
+    feed.note(b"data: a\n\n")
+    last_data_s = feed.last_data_s
+    assert last_data_s == feed.last_s
+    feed.note(silence)
+    assert feed.last_data_s == last_data_s
+    assert gaps.counts == [0, 0]
+
+
+@pytest.mark.parametrize("silence", SILENCE)
+def test_the_tail_ends_with_the_last_event_that_has_data(silence: bytes) -> None:
+    feed = StreamFeed()
+    feed.take(framed([b"data: a\n\n" + silence]))
+    for byte in silence * 2000:
+        feed.note(bytes([byte]))
+    assert feed.tail == b"data: a\n\n"
+
+
+def test_a_part_of_a_data_field_is_data() -> None:
+    feed = StreamFeed()
+    feed.note(b"data:")
+    assert feed.last_data_s
+    assert not feed.events
+    assert not feed.between_events
+    assert feed.tail == b"data:"
+
+
+def test_a_cr_may_be_half_of_a_line_end() -> None:
+    feed = StreamFeed()
+    feed.note(b"data: a\r\n\r")
+    assert feed.events == 1
+    assert not feed.between_events
+    feed.note(b"\n")
+    assert feed.between_events
+    feed.note(b"data: b\r\rdata: c\r\r")
+    assert feed.events == 3
+
+
+def test_data_beside_an_end_mark_is_an_event() -> None:
+    feed = StreamFeed()
+    feed.note(b"data: [DONE]\ndata: x\n\n")
+    assert (feed.events, feed.done) == (1, False)
+    feed.note(b"data: [DONE]x\n\n")
+    assert (feed.events, feed.done) == (2, False)
 
 
 def test_an_event_that_comes_in_two_frames_is_one_event() -> None:
@@ -147,6 +214,10 @@ marked_parts = st.lists(
 )
 
 
+def at_an_end(body: bytes) -> bool:
+    return not body.strip(b"\n") or body.endswith((b"\n\n", b"\n\r\n"))
+
+
 @given(marked_parts, st.lists(st.integers(0, 200), max_size=6))
 def test_what_is_not_marked_is_whole_events_without_a_mark(
     parts: list[bytes], cuts: list[int]
@@ -160,8 +231,8 @@ def test_what_is_not_marked_is_whole_events_without_a_mark(
         frames = feed.frames() if passed is None else passed
         piece = unchunk(frames)
         if piece and not feed.marked:
-            assert not before or before.endswith((b"\n\n", b"\r\n\r\n"))
-            assert (before + piece).endswith((b"\n\n", b"\r\n\r\n"))
+            assert at_an_end(before)
+            assert at_an_end(before + piece)
             assert b"_secret" not in piece
         elif passed is not None:
             assert not piece
