@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter._native import StreamFeed
 from kvrouter.cli.main import main
 from kvrouter.openai.response import MARKS
 from kvrouter.openai.sse import EventBuffer
@@ -41,7 +40,7 @@ class _UntimedRelay(relay.Relay):
     ) -> None:
         self._exchange = exchange
         self._answer = answer
-        self._feed = answer.feed or StreamFeed()
+        self._feed = answer.feed
         self._feed.watch(*MARKS)
         self._tidy = tidy
         self._every = every

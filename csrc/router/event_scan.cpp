@@ -1,6 +1,5 @@
 #include "router/event_scan.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace kv {
@@ -64,17 +63,14 @@ void EventScan::extend(std::string_view part) {
 
 // The line is whole; `end`: the offset after it.
 void EventScan::end_line(size_t end) {
-  std::string_view line = head();
-  if (line.empty()) {
+  if (line_bytes_ == 0) {
     done_ = done_ || (marked_ && !data_);
     if (data_) ++fresh_;
     if (data_ || marked_) data_end_ = end;
     inside_ = data_ = marked_ = false;
-  } else if (line == kData || in_data_line()) {
+  } else if (in_data_line() || head() == "data") {
     has_data_ = true;
-    line.remove_prefix(std::min(line.size(), kData.size() + 1));
-    if (line.starts_with(' ')) line.remove_prefix(1);
-    (line == kMark ? marked_ : data_) = true;
+    (is_mark() ? marked_ : data_) = true;
   }
   line_bytes_ = 0;
 }

@@ -26,8 +26,8 @@ class EventScan {
   // Whether what was taken ends between two events. Not after a CR that an LF may follow.
   bool between_events() const { return !inside_ && !after_cr_; }
 
-  // Whether the end mark, `data: [DONE]`, was taken.
-  bool done() const { return done_; }
+  // Whether the end mark, `data: [DONE]`, was taken, perhaps without the end of its event.
+  bool done() const { return done_ || (!data_ && (marked_ || is_mark())); }
 
  private:
   void take_lines(std::string_view text, size_t at);
@@ -35,10 +35,10 @@ class EventScan {
   void extend(std::string_view part);
   void end_line(size_t end);
 
-  static constexpr std::string_view kData = "data", kMark = "[DONE]";
-  static constexpr size_t kHead = kData.size() + sizeof ": " - 1 + kMark.size() + 1;
+  static constexpr size_t kHead = sizeof "data: [DONE]";  // and a byte more
 
   bool in_data_line() const { return head().starts_with("data:"); }
+  bool is_mark() const { return head() == "data: [DONE]" || head() == "data:[DONE]"; }
   std::string_view head() const { return {head_, line_bytes_ < kHead ? line_bytes_ : kHead}; }
 
   uint64_t fresh_ = 0;

@@ -108,7 +108,7 @@ uint64_t events_of(std::string_view text, bool& done) {
   bool data = false, mark = false;
   while (!text.empty()) {
     const size_t end = text.find_first_of("\r\n");
-    if (end == std::string_view::npos) return events;
+    if (end == std::string_view::npos) break;
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end + (text.substr(end).starts_with("\r\n") ? 2 : 1));
     if (line == "data:[DONE]" || line == "data: [DONE]") {
@@ -121,6 +121,8 @@ uint64_t events_of(std::string_view text, bool& done) {
       data = mark = false;
     }
   }
+  mark = mark || text == "data:[DONE]" || text == "data: [DONE]";
+  done = done || (mark && !data);
   return events;
 }
 

@@ -36,11 +36,17 @@ _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
 )
 """Those that Anthropic documents (docs.claude.com/en/api/errors); else by class."""
 _MESSAGES: Final = "/v1/messages"
+_RESPONSES: Final = "/v1/responses"
 
 
 def speaks_anthropic(path: str) -> bool:
     """Whether clients of an endpoint read Anthropic's errors."""
     return path.startswith(_MESSAGES)
+
+
+def names_events(path: str) -> bool:
+    """Whether each event of an endpoint's streams says its type, and none marks the end."""
+    return path == _RESPONSES or speaks_anthropic(path)
 
 
 class ApiError(Exception):
@@ -87,6 +93,19 @@ class ApiError(Exception):
             "code": self.code,
         }
         return orjson.dumps({"error": error})
+
+    def event(self, path: str = "", number: int = 0) -> bytes:
+        """The same for a stream; in OpenAI's responses it is a numbered event.
+
+        These have its members flat; OpenAI's SDKs raise it if it is there as `error`, too.
+        """
+        body = self.body(path)
+        if path != _RESPONSES:
+            return body
+        told = {"code": str(self.code), "message": self.message, "param": self.param}
+        return orjson.dumps(
+            {"type": "error", **told, "sequence_number": number, **orjson.loads(body)}
+        )
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers that go with it: `Retry-After` where it has one, the challenge of a 401."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.errors import ApiError, speaks_anthropic
+from kvrouter.errors import ApiError, names_events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -16,6 +16,7 @@ DONE: Final = b"[DONE]"
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 8 << 20
 """An event that grows longer than this before its end is no event."""
+BOM: Final = b"\xef\xbb\xbf"
 _ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _LONGEST_END: Final = 4
 _END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
@@ -26,16 +27,16 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def error_events(error: ApiError, path: str = "") -> bytes:
-    """What ends a stream of an endpoint that fails: the error, and OpenAI's end mark."""
-    if speaks_anthropic(path):
-        return b"event: error\n" + event(error.body(path))
-    return event(error.body()) + DONE_EVENT
+def error_events(error: ApiError, path: str = "", events: int = 0) -> bytes:
+    """What ends a stream of an endpoint that fails after so many events, as its clients read it."""
+    return last_events(error.event(path, events), path)
 
 
-def is_done(tail: bytes) -> bool:
-    """Whether a stream that ends with `tail` has come to its end mark."""
-    return tail.rstrip().endswith(b"data: [DONE]")
+def last_events(data: bytes, path: str = "") -> bytes:
+    """The data of an error, and OpenAI's end mark where streams have one."""
+    if names_events(path):
+        return b"event: error\n" + event(data)
+    return event(data) + DONE_EVENT
 
 
 def data_of(one: bytes) -> bytes | None:
@@ -73,11 +74,15 @@ def map_data(events: bytes, change: Callable[[bytes], bytes | None]) -> bytes:
 
 
 class EventBuffer:
-    """Cuts a stream at the ends of its events, wherever its pieces were cut."""
+    """Cuts a stream at the ends of its events, wherever its pieces were cut.
 
-    __slots__ = ("_held",)
+    A byte order mark is left out: it may come after comments that were sent before the stream.
+    """
+
+    __slots__ = ("_begun", "_held")
 
     def __init__(self) -> None:
+        self._begun = False
         self._held = bytearray()
 
     def __len__(self) -> int:
@@ -93,13 +98,17 @@ class EventBuffer:
         end = max(at + size if at >= 0 else 0 for at, size in found)
         events = bytes(held[:end])
         del held[:end]
-        return events
+        return events if self._begun else self._without_mark(events)
 
     def rest(self) -> bytes:
         """What came after the last end; it is not held any more."""
         rest = bytes(self._held)
         self._held.clear()
-        return rest
+        return rest if self._begun else self._without_mark(rest)
+
+    def _without_mark(self, events: bytes) -> bytes:
+        self._begun = bool(events)
+        return events.removeprefix(BOM)
 
 
 async def read_data(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from kvrouter.admission.work import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
+from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.request import UNREAD, Request, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.retries import Refused
@@ -106,13 +107,7 @@ class RequestHandler:
         except ApiError as error:
             self._answer_error(context, error)
         except Refused as refused:
-            context.outcome.reason = "refused"
-            exchange.respond(
-                refused.status,
-                refused.body,
-                content_type=refused.content_type,
-                fields=context.answer_fields,
-            )
+            self._answer_refused(context, refused)
         except asyncio.CancelledError:
             self._cancelled(context)
             raise
@@ -218,8 +213,28 @@ class RequestHandler:
         self._respond(context, error)
 
     def _respond(self, context: RequestContext, error: ApiError) -> None:
-        body, fields = error.body(context.exchange.path), context.answer_fields
-        context.exchange.respond(error.status, body, headers=error.headers(), fields=fields)
+        exchange = context.exchange
+        if exchange.started:
+            self._end_stream(context, error.status, error_events(error, exchange.path))
+            return
+        body, fields = error.body(exchange.path), context.answer_fields
+        exchange.respond(error.status, body, headers=error.headers(), fields=fields)
+
+    def _answer_refused(self, context: RequestContext, refused: Refused) -> None:
+        context.outcome.reason = "refused"
+        exchange, status, body = context.exchange, refused.status, refused.body
+        if exchange.started:
+            self._end_stream(context, status, refusal_events(status, body, exchange.path))
+            return
+        kind, fields = refused.content_type, context.answer_fields
+        exchange.respond(status, body, content_type=kind, fields=fields)
+
+    def _end_stream(self, context: RequestContext, status: int, events: bytes) -> None:
+        """End a stream that has begun with an error; it says more than its status if it is all."""
+        if not context.answering:
+            context.outcome.status = status
+        context.exchange.write(events)
+        context.exchange.end()
 
     def _cancelled(self, context: RequestContext) -> None:
         """The client left, or the router stops: then end the answer with an error."""
@@ -228,19 +243,14 @@ class RequestHandler:
             outcome.reason = "client_left"
         elif not exchange.ended:
             outcome.reason = "cut_off"
-            self.metrics.cut_off["stream" if exchange.started else "none"] += 1
+            self.metrics.cut_off["stream" if context.answering else "none"] += 1
             self._break_off(context, CUT_OFF)
 
     def _break_off(self, context: RequestContext, error: ApiError) -> None:
         """End the answer with `error`, wherever it is."""
         exchange, outcome = context.exchange, context.outcome
         outcome.error = outcome.error or error.message
-        if exchange.ended or exchange.closed:
-            return
-        if exchange.started:
-            exchange.write(error_events(error, exchange.path))
-            exchange.end()
-        else:
+        if not (exchange.ended or exchange.closed):
             self._respond(context, error)
 
     def _settle(self, context: RequestContext) -> None:

@@ -36,9 +36,16 @@ from kvrouter.openai.response import (
 from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
-from kvrouter.serving.legs.retries import NOT_TAKEN, EngineFull, LegFailed, Retries, decode_error
+from kvrouter.serving.legs.retries import (
+    NOT_TAKEN,
+    EngineFull,
+    LegFailed,
+    Refused,
+    Retries,
+    decode_error,
+)
 from kvrouter.serving.streaming.relay import Relay
-from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
+from kvrouter.serving.streaming.sinks import begin_events, broke_off, pass_comments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,6 +200,10 @@ class Passthrough:
             raise ApiError(answer.status, told or usual)
         if answer.status == 200:
             self._computed(context, endpoint, ticket)
+        if context.exchange.started:  # with comments
+            if answer.status < 400:
+                raise ApiError(502, "The engine's answer is no stream.")
+            raise Refused(answer.status, body, content_type, Role.DECODE)
         usage = last_usage(body)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(usage, 0, whole=True)
@@ -213,15 +224,17 @@ class Passthrough:
     ) -> None:
         engine = ticket.engine
         try:
-            await answer.first_piece(self.client.deadlines.first_byte_s)
+            comments = partial(pass_comments, context)
+            await answer.first_event(self.client.deadlines.first_byte_s, comments)
             check_begun(answer)
         except UpstreamError as error:
             raise self.client.failed(engine, error) from None
         self._computed(context, endpoint, ticket)
         exchange = context.exchange
-        exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
+        begin_events(context)
         tidy = partial(tidy_events, cached_tokens=None)
-        relay = Relay(exchange, answer, self.metrics.of(context.model).gaps.buckets, tidy)
+        gaps = self.metrics.of(context.model).gaps.buckets
+        relay = context.stream = Relay(exchange, answer, gaps, tidy)
         try:
             await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:

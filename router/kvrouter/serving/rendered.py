@@ -71,7 +71,7 @@ class RenderedLegs:
         try:
             await self.orchestrator.run(context, self.sink)
         except Refused as refused:
-            if refused.leg is not Role.PREFILL or context.exchange.started:
+            if refused.leg is not Role.PREFILL or context.answering:
                 raise
             context.endpoint = endpoint  # a decode engine refuses it in this endpoint's own words
             return False

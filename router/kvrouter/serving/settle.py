@@ -115,7 +115,7 @@ def _charge(context: RequestContext, model: str) -> None:
 
 
 def _status(context: RequestContext) -> int:
-    return 499 if context.outcome.reason == "client_left" else context.exchange.status
+    return 499 if context.outcome.reason == "client_left" else context.status
 
 
 def line_of(

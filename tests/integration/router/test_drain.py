@@ -218,7 +218,8 @@ async def test_a_stream_of_another_endpoint_is_cut_off_after_a_whole_event(site:
     async with here.http.post(here.url(RESPONSES), json={**ASKED, "stream": True}) as answer:
         seen = await read_until(answer, b"\n\n")
         await Stopping(here).cut_off()
-        first, last = frames(seen + await answer.read())
+        events = (seen + await answer.read()).decode().split("\n\n")
+    first, last = [json.loads(event.partition("data: ")[2]) for event in events[:-1]]
     assert first == {"a": 1}
     assert_cut_off(last)
     [line] = written.lines()

@@ -179,8 +179,10 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(site: Open) -> 
     _, _, answer = await here.post(body(stream=True), RESPONSES)
     events = answer.decode().split("\n\n")
     assert events[0] == 'event: x\ndata: {"n": 1}'
-    assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 502
-    assert events[2:] == ["data: [DONE]", ""]
+    error = json.loads(events[1].removeprefix("event: error\ndata: "))
+    assert (error["type"], error["code"], error["sequence_number"]) == ("error", "502", 1)
+    assert error["message"] == error["error"]["message"]
+    assert events[2:] == [""]
     assert b"half" not in answer
 
 

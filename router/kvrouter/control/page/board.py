@@ -72,7 +72,7 @@ class Board:
         """Remove a request that has ended."""
         self._live.pop(id(context), None)
         traffic = self._traffic(context)
-        well = context.exchange.status == 200 and context.outcome.reason not in NOT_WELL
+        well = context.status == 200 and context.outcome.reason not in NOT_WELL
         traffic.totals.ok += well
         traffic.totals.failed += not well
         for unit in context.shares or (context,):

@@ -99,8 +99,11 @@ class ClientConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The answer is late, or the connection was idle for long enough."""
-        if self._each and self._feed is not None:  # pieces of a stream do not move the deadline
-            self.expires_at = self._feed.last_s + self._expect_s
+        answer = self._answer
+        if self._each and answer is not None and answer.feed is not None:
+            # Pieces of a stream do not move the deadline, and comments keep nothing alive.
+            last_s = answer.feed.last_data_s if answer.streams else answer.feed.last_s
+            self.expires_at = last_s + self._expect_s
             if self.expires_at > self.loop.time():
                 return
         self._fail(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
@@ -127,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
             self._parse(data, self._parser)
 
     def _parse(self, data: bytes, parser: httptools.HttpResponseParser) -> None:
-        if self._each:
+        if self._each and self._answer is not None and self._answer.feed is None:
             self.expires_at = self.loop.time() + self._expect_s
         try:
             if not self._bytes_seen:
@@ -152,6 +155,7 @@ class ClientConnection(asyncio.Protocol):
         if answer is None or not self._head_done or _CHUNKED not in answer.headers:
             return data[end:]
         self._feed = answer.feed = StreamFeed()
+        answer.framed = True
         self._parser = None  # it waits for a body; the next answer gets another one
         if end < len(data):
             self.data_received(data[end:])

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from kvrouter._native import StreamFeed
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import unchunk
 
 if TYPE_CHECKING:
-    from kvrouter._native import StreamFeed
     from kvrouter.http.client.connection import ClientConnection
 
 _UNREAD_BYTES = 1024 * 1024
@@ -55,12 +55,15 @@ class EngineResponse:
     Attributes:
         headers: as sent, names in lower case.
         complete: whether the whole body has come.
-        feed: of a body that is kept in its chunk frames; None: the body is plain.
+        feed: counts what comes of the body, if it has chunk frames or is a stream of events.
+        framed: whether its pieces are whole chunk frames, as they came; else they are plain.
+        streams: whether it is a stream of events, of which only those with data keep it alive.
     """
 
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_comments",
         "_connection",
         "_done",
         "_failure",
@@ -72,8 +75,10 @@ class EngineResponse:
         "_sink",
         "complete",
         "feed",
+        "framed",
         "headers",
         "status",
+        "streams",
     )
 
     def __init__(self, connection: "ClientConnection", loop: asyncio.AbstractEventLoop) -> None:
@@ -83,6 +88,7 @@ class EngineResponse:
         self._first: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
         self._failure: tuple[Failure, str, bool] | None = None
+        self._comments: Callable[[bytes], None] | None = None
         self._sink: BodySink | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -92,6 +98,7 @@ class EngineResponse:
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
         self.feed: StreamFeed | None = None
+        self.framed = self.streams = False
 
     def header(self, name: bytes) -> str | None:
         """Value of the header `name` (lower case); None if it is absent."""
@@ -128,21 +135,31 @@ class EngineResponse:
             raise UpstreamError(Failure.ANSWER, f"the answer exceeds {limit_bytes} bytes")
         return self._joined()
 
-    async def first_piece(self, deadline_s: float) -> None:
-        """Wait until the body has begun or is over: until then another engine can still answer.
+    @property
+    def begun(self) -> bool:
+        """Whether a stream of events has data: until then another engine can still answer."""
+        return self.feed is not None and self.feed.last_data_s > 0
+
+    async def first_event(self, deadline_s: float, comments: Callable[[bytes], None]) -> None:
+        """Wait until this stream of events has begun or is over. `comments` gets what comes before.
 
         Raises:
             UpstreamError: it broke off, or did not begin in time.
         """
-        if self._body or self.complete:
+        self.streams, self._comments = True, comments
+        if self.feed is None:
+            self.feed = StreamFeed()
+            self.feed.note(b"".join(self._body))
+        if self.begun or self.complete:
             return
         if self._connection is not None:
             self._connection.expect(deadline_s, each=False)
         self._check()
         self._first = self._loop.create_future()
+        self._wait_for_data(self._first)
         try:
             await self._first
-            if not self._body:
+            if not self.begun:
                 self._check()
         except BaseException:
             self.close()
@@ -150,7 +167,7 @@ class EngineResponse:
 
     def beginning(self, limit_bytes: int) -> bytes:
         """The first bytes of the body, as they came, perhaps in chunk frames."""
-        return self._body[0][:limit_bytes] if self._body else b""
+        return b"".join(self._body)[:limit_bytes]
 
     async def relay_to(self, sink: BodySink, idle_deadline_s: float) -> None:
         """Pass the body to `sink` as it comes; return at its end.
@@ -163,10 +180,13 @@ class EngineResponse:
         self._sink = sink
         body, self._body = self._body, []
         if body:
-            passer = sink.passer if self.feed is not None else None
-            (passer or self.data)(body[0] if len(body) == 1 else b"".join(body))
+            piece = body[0] if len(body) == 1 else b"".join(body)
+            if self.framed and (passer := sink.passer) is not None:
+                passer(piece)
+            else:
+                self._write(piece, sink)
         if self._connection is not None:
-            self._connection.passer = sink.passer if self.feed is not None else None
+            self._connection.passer = sink.passer if self.framed else None
             self._connection.expect(idle_deadline_s, each=True)
             if sink.paused:
                 self._paused = True
@@ -207,15 +227,18 @@ class EngineResponse:
 
     def data(self, data: bytes) -> None:
         """The next bytes of the body."""
+        if self.feed is not None and not self.framed:
+            self.feed.note(data)
         if self._sink is not None:
-            self._sink.write(data if self.feed is None else unchunk(data))
+            self._write(data, self._sink)
             return
         self._body.append(data)
         self._body_bytes += len(data)
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+        waits = self._first is not None and not self._first.done()
+        if self._first is not None and waits:
+            self._wait_for_data(self._first)
         if self._body_bytes > self._limit_bytes:
-            if self._done is not None:
+            if self._done is not None or waits:
                 self.failed(UpstreamError(Failure.ANSWER, "the answer is too large"))
                 self.close()
             else:
@@ -240,7 +263,20 @@ class EngineResponse:
 
     def _joined(self) -> bytes:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        return body if self.feed is None else unchunk(body)
+        return unchunk(body) if self.framed else body
+
+    def _write(self, data: bytes, sink: BodySink) -> None:
+        sink.write(unchunk(data) if self.framed else data)
+
+    def _wait_for_data(self, first: asyncio.Future[None]) -> None:
+        """Pass comments on while there is nothing else; end the wait when there is."""
+        if self.begun:
+            first.set_result(None)
+        elif self._body and self.feed is not None and self.feed.between_events:
+            comments, self._body_bytes = self._joined(), 0
+            self._body.clear()
+            if self._comments is not None:
+                self._comments(comments)
 
     async def _finish(self) -> None:
         if self.complete:

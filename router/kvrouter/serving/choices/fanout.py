@@ -6,16 +6,14 @@ The first share that fails ends the others; a client that leaves ends all of the
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import orjson
-
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError
 from kvrouter.openai import sse
+from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
 from kvrouter.serving.choices.merge import BadShare, ShareError
 from kvrouter.serving.choices.split import Share, split
@@ -73,13 +71,13 @@ class Fanout:
             await _all(map(self._run, parts, sinks))
             gathering.finish()
         except (ApiError, Refused, BadShare, ShareError) as error:
-            if not context.exchange.started:
+            if not gathering.begun:
                 raise _as_answer(error) from None
             context.outcome.reason = "broken"
             context.exchange.write(_as_events(error))
             context.exchange.end()
         finally:
-            _sum_up(context, parts, shares)
+            _sum_up(context, parts, shares, answered=gathering.begun)
 
     def _run(self, part: RequestContext, sink: ShareSink) -> Coroutine[None, None, None]:
         """Take a share through its legs."""
@@ -117,7 +115,9 @@ async def _all(runs: Iterable[Coroutine[None, None, None]]) -> None:
         task = None
 
 
-def _sum_up(context: RequestContext, parts: list[RequestContext], shares: list[Share]) -> None:
+def _sum_up(
+    context: RequestContext, parts: list[RequestContext], shares: list[Share], *, answered: bool
+) -> None:
     """The shares have ended: release what they hold, and join their routes, times and outcomes."""
     for part in parts:
         part.held.release()
@@ -135,7 +135,7 @@ def _sum_up(context: RequestContext, parts: list[RequestContext], shares: list[S
     ]
     outcome.prompt_tokens = sum(each.prompt for each in used)
     outcome.cached_tokens = sum(each.cached for each in used)
-    if not context.exchange.started:  # the client has got an error instead
+    if not answered:  # the client has got an error instead
         outcome.generated = outcome.prompt_tokens = outcome.cached_tokens = 0
     outcome.error = outcome.error or _joined(each.error for each in outcomes)
     if outcome.reason == "unknown":
@@ -171,11 +171,10 @@ def _as_events(error: Exception) -> bytes:
     """The last events of a stream that cannot go on."""
     if isinstance(error, ApiError):
         return sse.error_events(error)
-    payload = error.payload if isinstance(error, ShareError) else b""
     if isinstance(error, Refused):
-        with suppress(ValueError):
-            payload = orjson.dumps(orjson.loads(error.body))  # on one line
-    return sse.event(payload) + sse.DONE_EVENT if payload else sse.error_events(_unusable(error))
+        return refusal_events(error.status, error.body)
+    payload = error.payload if isinstance(error, ShareError) else b""
+    return sse.last_events(payload) if payload else sse.error_events(_unusable(error))
 
 
 def _unusable(error: Exception) -> ApiError:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter._native import StreamFeed
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
@@ -27,7 +26,13 @@ from kvrouter.serving.streaming.resume import (
     leave_if_failed,
     sent_tokens,
 )
-from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off, note_answer, note_prompt
+from kvrouter.serving.streaming.sinks import (
+    begin_events,
+    broke_off,
+    note_answer,
+    note_prompt,
+    pass_comments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +50,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Gathering:
-    """Merges the answers of a request's shares, and answers the client."""
+    """Merges the answers of a request's shares, and answers the client.
+
+    Attributes:
+        begun: whether the client has some of the answer; comments are none.
+    """
 
     context: RequestContext  # the request's
     client: EngineClient  # reports engines that break off; knows their deadlines
@@ -57,6 +66,7 @@ class Gathering:
         self._merge = StreamMerge(self._answer_id)
         self._answers: dict[int, Piece] = {}
         self._throttle = _Throttle()
+        self.begun = False
 
     def whole(self, share: Share, part: RequestContext, body: bytes) -> None:
         """Keep an answer until all are there."""
@@ -81,9 +91,9 @@ class Gathering:
         """
         exchange, sent = self._exchange, sink.sent
         part.answer_began(monotonic())
-        if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + self.context.answer_fields, hold=True)
-            exchange.throttle = self._throttle
+        begin_events(self.context)
+        self.begun = True
+        exchange.throttle = self._throttle
         gaps = self.metrics.of(part.model).gaps.buckets
         stream = part.stream = _ShareStream(self._merge, sink, part, answer, exchange, gaps=gaps)
         exchange.on_close(answer.close)  # before another piece comes
@@ -97,7 +107,7 @@ class Gathering:
             if sent is not None:
                 raise broken(self.client, engine, error, sent) from None
             part.outcome.error = str(self.client.failed(engine, error))
-            if not sse.is_done(stream.tail):
+            if not stream.done:
                 raise broke_off() from None
         finally:
             part.outcome.generated = stream.generated
@@ -120,6 +130,7 @@ class Gathering:
             return
         pieces = [self._answers[first] for first in sorted(self._answers)]
         body = merge_answers(pieces, self._answer_id)
+        self.begun = True
         self._exchange.respond(200, body, fields=self.context.answer_fields)
 
 
@@ -154,6 +165,11 @@ class ShareSink:
                 raise ShareError(sent.error) from None
             raise broke_off() from None
         self._gathering.add_events(self.share, part, last)
+
+    def comments(self, context: RequestContext, events: bytes) -> None:
+        """Pass comments on, in the answer to the whole request."""
+        del context
+        pass_comments(self._gathering.context, events)
 
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Mix a stream into the client's."""
@@ -216,7 +232,8 @@ class _ShareStream:
         self._answer = answer
         self._exchange = exchange
         self._buffer = sse.EventBuffer()
-        self._feed = answer.feed or StreamFeed()
+        assert answer.feed is not None  # it has begun
+        self._feed = answer.feed
         self._feed.count_into(gaps)
         self.problem: BadShare | ShareError | None = None
         self.events = 0
@@ -230,8 +247,6 @@ class _ShareStream:
         """Take a piece; one that cannot be mixed ends the stream with `problem`."""
         if self.problem is not None:
             return
-        if self._answer.feed is None:
-            self._feed.note(data)
         try:
             self._pass(sse.split_events(self._buffer.take(data)))
             if len(self._buffer) > sse.MAX_EVENT_BYTES:
@@ -259,9 +274,14 @@ class _ShareStream:
         return self._feed.tail
 
     @property
+    def done(self) -> bool:
+        """Whether the engine's end mark came."""
+        return self._feed.done
+
+    @property
     def generated(self) -> int:
         """Tokens passed on so far: by usage, else one for each event."""
-        return generated_tokens(self.tail, self.events, whole=sse.is_done(self.tail))
+        return generated_tokens(self.tail, self.events, whole=self.done)
 
     def _pass(self, events: list[bytes]) -> None:
         share, sent, cached = self._sink.share, self._sink.sent, self._first.route.cached_tokens

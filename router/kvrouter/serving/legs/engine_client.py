@@ -56,7 +56,7 @@ def check_plain(answer: EngineResponse) -> None:
 
 def check_begun(answer: EngineResponse) -> None:
     """Raise UpstreamError if a stream has ended without an event."""
-    if answer.complete and not answer.beginning(1):
+    if answer.complete and not answer.begun:
         raise UpstreamError(Failure.ANSWER, "a stream without an event")
 
 

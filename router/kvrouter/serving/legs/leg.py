@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
@@ -32,8 +33,9 @@ PATHS: Final[Mapping[Kind, str]] = {
 }
 KINDS: Final[Mapping[str, Kind]] = {path: kind for kind, path in PATHS.items()}
 _ERROR_BYTES: Final = 4096
-_ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
-"""The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
+_DATA: Final = re.compile(rb"(?:^|[\r\n])(?:\xef\xbb\xbf)?data:")
+_ERROR: Final = re.compile(rb' ?{"error": ?{[^{}]*"code": ?5\d\d\b')
+"""The first data of a stream: a 5xx that came too late for a status."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -147,7 +149,10 @@ class Legs:
         span, fields = context.begin_leg("kvrouter.decode", engine)
         answer: EngineResponse | None = None
         try:
-            answer = await self._ask_decode(context, engine, fields, pending, rendezvous)
+            comments = partial(sink.comments, context)
+            answer = await self._ask_decode(
+                context, engine, fields, pending, rendezvous, comments=comments
+            )
             context.held.pinned = None
             if request.stream:
                 await sink.stream(context, engine, answer)
@@ -174,8 +179,10 @@ class Legs:
         fields: bytes,
         pending: PendingKv | None,
         rendezvous: Rendezvous | None,
+        *,
+        comments: Callable[[bytes], None],
     ) -> EngineResponse:
-        """The answer: its body has begun, or will come whole if it is no stream."""
+        """The answer: its events have begun, or it will come whole if it is no stream."""
         request, handoff, client = context.request, context.route.handoff, self.client
         body = self.families.of(engine).decode_body(
             request,
@@ -199,9 +206,11 @@ class Legs:
             content_type = answer.header(b"content-type") or ""
             if not content_type.startswith("text/event-stream"):
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
-            await answer.first_piece(deadlines.first_byte_s)
+            await answer.first_event(deadlines.first_byte_s, comments)
             check_begun(answer)
-            if _ERROR.match(answer.beginning(_ERROR_BYTES)):
+            beginning = answer.beginning(_ERROR_BYTES)
+            data = _DATA.search(beginning)
+            if data is not None and _ERROR.match(beginning, data.end()):
                 raise UpstreamError(Failure.STATUS, "its stream begins with an error")
         except UpstreamError as error:
             answer.close()

@@ -52,7 +52,7 @@ class AwaitedLanding:
 
 
 class EventCounter(Protocol):
-    """Counts the events of an answer that is streamed."""
+    """What an answer streams through."""
 
     @property
     def events(self) -> int:
@@ -148,6 +148,7 @@ class HeldResources:
 class RequestOutcome:
     """How a request ended. The sink of its answer fills it, or the handler that ends it."""
 
+    status: int = 0  # of an error that came too late for the head of the answer
     reason: str = "unknown"  # for metrics and the log: a finish reason, or why there is none
     error: str | None = None  # what went wrong last, in a sentence
     generated: int = 0  # tokens of the answer
@@ -180,6 +181,16 @@ class RequestContext:
     trace: Trace | None = None  # what is noted of it, if it is traced
     queued: bool = False  # whether it waits for its turn
     stream: EventCounter | None = None  # what its answer streams through
+
+    @property
+    def status(self) -> int:
+        """Of its answer, or of the error event that stands for one."""
+        return self.outcome.status or self.exchange.status
+
+    @property
+    def answering(self) -> bool:
+        """Whether the client has some of its answer; comments are none."""
+        return bool(self.timing.first_s) or self.stream is not None
 
     @property
     def kv_ready(self) -> bool:
@@ -246,14 +257,17 @@ class RequestContext:
 
 
 class ResponseSink(Protocol):
-    """Takes the answer of one decode leg. From its first call on no other engine can answer.
+    """Takes the answer of one decode leg. From `stream` or `whole` on no other engine can answer.
 
     It calls `RequestContext.answer_began` when the first byte of the answer goes on, and fills
     `RequestContext.outcome`.
     """
 
+    def comments(self, context: RequestContext, events: bytes) -> None:
+        """Pass on what comes of a stream before its first event with data."""
+
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
-        """Pass on a stream whose first piece is there, to its end; the caller closes `answer`."""
+        """Pass on a stream whose first event is there, to its end; the caller closes `answer`."""
 
     def whole(self, context: RequestContext, body: bytes) -> None:
         """Pass on an answer that came whole."""

@@ -28,8 +28,7 @@ def end_request(context: RequestContext, span: Span, parts: Parts, now_s: float)
     span.attributes = {**_answer(context), **_times(context, parts, now_s)}
     if context.request is not UNREAD:
         span.attributes.update(_request(context.request))
-    status = context.exchange.status
-    if status >= 500 or context.outcome.reason == "broken":
+    if context.status >= 500 or context.outcome.reason == "broken":
         span.error = (context.outcome.error or context.outcome.reason)[:_MAX_CHARS]
 
 
@@ -56,7 +55,7 @@ def _answer(context: RequestContext) -> Attributes:
     found: dict[str, str | int | tuple[str, ...] | None] = {
         "http.request.method": exchange.method,
         "url.path": exchange.path,
-        "http.response.status_code": exchange.status or None,
+        "http.response.status_code": context.status or None,
         "gen_ai.request.id": context.request_id,
         "gen_ai.response.model": context.model[:_MAX_CHARS] or None,
         "gen_ai.response.finish_reasons": (context.outcome.reason,),

@@ -7,7 +7,7 @@ event in two, go on as whole events.
 
 from collections.abc import Callable
 
-from kvrouter._native import Buckets, StreamFeed
+from kvrouter._native import Buckets
 from kvrouter.errors import ApiError
 from kvrouter.http.client.response import EngineResponse
 from kvrouter.http.headers import unchunk
@@ -19,7 +19,7 @@ from kvrouter.openai.response import (
     generated_tokens,
     prompt_usage,
 )
-from kvrouter.openai.sse import MAX_EVENT_BYTES, EventBuffer, error_events, is_done
+from kvrouter.openai.sse import MAX_EVENT_BYTES, EventBuffer, error_events
 
 Tidy = Callable[[bytes], bytes]
 """Makes of whole events what the client may see of them."""
@@ -50,7 +50,8 @@ class Relay:
     ) -> None:
         self._exchange = exchange
         self._answer = answer
-        self._feed = answer.feed or StreamFeed()
+        assert answer.feed is not None  # it has begun
+        self._feed = answer.feed
         self._feed.count_into(gaps)
         if not every:
             self._feed.watch(*MARKS)
@@ -97,8 +98,6 @@ class Relay:
 
     def write(self, data: bytes) -> None:
         """Pass on a piece that goes without its frames."""
-        if self._answer.feed is None:
-            self._feed.note(data)
         self._pass_events(data)
 
     async def run(self, idle_s: float, *, end: bool = True) -> None:
@@ -119,14 +118,13 @@ class Relay:
 
     def finish_if_done(self) -> bool:
         """End the client's answer well if the stream broke off after its end mark."""
-        done = is_done(self._feed.tail)
-        if done:
+        if self._feed.done:
             self._finish(end=True)
-        return done
+        return self._feed.done
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event."""
-        self._exchange.write(error_events(error, self._exchange.path))
+        self._exchange.write(error_events(error, self._exchange.path, self.events))
         self._exchange.end()
 
     def _finish(self, *, end: bool) -> None:

@@ -27,7 +27,7 @@ from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, ResponseSink, Timing
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import resumable
-from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
+from kvrouter.serving.streaming.sinks import begin_events, broke_off, pass_comments
 
 if TYPE_CHECKING:
     from kvrouter.engines.families import Families
@@ -55,6 +55,10 @@ class _ResumingSink:
         self._sent = sent
         self._first = first
 
+    def comments(self, context: RequestContext, events: bytes) -> None:
+        """Pass comments on."""
+        pass_comments(context, events)
+
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass a stream on, or the rest of one.
 
@@ -69,8 +73,7 @@ class _ResumingSink:
             return tidy_events(seen, cached)
 
         context.answer_began(monotonic())
-        if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
+        begin_events(context)
         gaps = self._metrics.of(context.model).gaps.buckets
         relay = Relay(exchange, answer, gaps, tidy, every=True)
         self._first.stream = relay

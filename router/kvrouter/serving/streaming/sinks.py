@@ -21,6 +21,7 @@ from kvrouter.openai.response import (
     tidy_answer,
     tidy_events,
 )
+from kvrouter.openai.sse import BOM
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
@@ -45,11 +46,15 @@ class ClientSink:
         self._client = client
         self._metrics = metrics
 
+    def comments(self, context: RequestContext, events: bytes) -> None:
+        """Pass comments on."""
+        pass_comments(context, events)
+
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass a stream on; one that breaks off ends with an error event."""
         outcome = context.outcome
         context.answer_began(monotonic())
-        context.exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
+        begin_events(context)
         relay = context.stream = self.relay(context, answer)
         try:
             await relay.run(self._client.deadlines.idle_s)
@@ -80,6 +85,19 @@ class ClientSink:
         note_answer(context, body, self._metrics)
         body = tidy_answer(body, context.route.cached_tokens)
         context.exchange.respond(200, body, fields=context.answer_fields)
+
+
+def begin_events(context: RequestContext) -> None:
+    """Begin a stream of events to the client, if comments have not; its head waits for a byte."""
+    if not context.exchange.started:
+        context.exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
+
+
+def pass_comments(context: RequestContext, events: bytes) -> None:
+    """Send a client what is no part of its answer, unless it reads too slowly."""
+    begin_events(context)
+    if not context.exchange.paused:
+        context.exchange.write(events.removeprefix(BOM))
 
 
 def broke_off() -> ApiError:

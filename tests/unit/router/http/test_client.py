@@ -309,7 +309,6 @@ async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool)
 
     pool, _ = await start(script)
     answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
-    await answer.first_piece(5)
     sink = Sink(frames=frames)
     task = asyncio.create_task(answer.relay_to(sink, 5))
     async with asyncio.timeout(5):
@@ -318,6 +317,98 @@ async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool)
         await task
     assert sink.data == (b"2\r\nab\r\n1\r\nc\r\n" if frames else b"abc")
     assert pool.idle == 1
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def chunks(*pieces: bytes) -> list[bytes]:
+    return [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("frames", [False, True])
+async def test_comments_go_on_before_a_stream_begins(start: Start, frames: bool) -> None:
+    go, passed = asyncio.Event(), asyncio.Queue[bytes]()
+    pieces = [b": a\n", b"\n: b\r\n\r\n", b": c", b"\n\ndata: a\n\n"]
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED if frames else EVENTS)
+        sent = chunks(*pieces) if frames else pieces
+        for piece in sent[:2]:
+            await peer.say(piece)
+        await go.wait()
+        for piece in sent[2:]:
+            await peer.say(piece)
+        if frames:
+            await peer.say(b"0\r\n\r\n")
+        peer.writer.close()
+
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
+    task = asyncio.create_task(answer.first_event(5, passed.put_nowait))
+    assert await passed.get() == b": a\n\n: b\r\n\r\n"
+    assert not answer.begun
+    assert not task.done()
+    go.set()
+    await task
+    assert answer.begun
+    sink = Sink(frames=frames)
+    await answer.relay_to(sink, 5)
+    assert (unchunk(sink.data) if frames else sink.data) == b": c\n\ndata: a\n\n"
+    assert answer.feed is not None
+    assert answer.feed.events == 1
+
+
+@pytest.mark.parametrize("head", [CHUNKED, EVENTS])
+async def test_a_comment_without_an_end_is_no_answer(start: Start, head: bytes) -> None:
+    pieces = [b":" + b"x" * 65535] * 20
+    pool, _ = await start(saying(head, *(chunks(*pieces) if head is CHUNKED else pieces)))
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
+    with pytest.raises(UpstreamError, match="too large"):
+        await answer.first_event(5, Sink().write)
+
+
+@pytest.mark.parametrize("head", [CHUNKED, EVENTS])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_comments_do_not_put_a_deadline_off(start: Start, head: bytes, begun: bool) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        pieces = [b"data: a\n\n"] * begun + [b": a\n\n"] * 200
+        await peer.say(head)
+        for piece in chunks(*pieces) if head is CHUNKED else pieces:
+            await peer.say(piece)
+            await asyncio.sleep(0.01)
+        await peer.end()
+
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
+    if begun:
+        await answer.first_event(5, Sink().write)
+    rest = answer.relay_to(Sink(), 0.1) if begun else answer.first_event(0.1, Sink().write)
+    with pytest.raises(UpstreamError, match=r"within 0\.1 s"):
+        await rest
+
+
+@pytest.mark.parametrize("head", [CHUNKED, EVENTS])
+async def test_any_bytes_of_a_body_that_is_no_stream_put_its_deadline_off(
+    start: Start, head: bytes
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(head)
+        for piece in chunks(*[b"x"] * 30) if head is CHUNKED else [b"x"] * 30:
+            await peer.say(piece)
+            await asyncio.sleep(0.01)
+        if head is CHUNKED:
+            await peer.say(b"0\r\n\r\n")
+        peer.writer.close()
+
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
+    sink = Sink()
+    await answer.relay_to(sink, 0.15)
+    assert sink.data == b"x" * 30
 
 
 @pytest.mark.parametrize("frames", [False, True])

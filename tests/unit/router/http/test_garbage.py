@@ -167,7 +167,7 @@ class Sink:
         del data
 
 
-@pytest.mark.parametrize("how", ["read", "relay", "first_piece", "close"])
+@pytest.mark.parametrize("how", ["read", "relay", "first_event", "close"])
 @pytest.mark.parametrize(
     "said",
     [
@@ -219,8 +219,8 @@ async def test_a_closed_connection_to_an_engine_leaves_nothing(
             await answer.read(5000, 0.1)
         elif how == "relay":
             await answer.relay_to(Sink(), 0.1)
-        elif how == "first_piece":
-            await answer.first_piece(0.1)
+        elif how == "first_event":
+            await answer.first_event(0.1, Sink().write)
             answer.close()
         else:
             answer.close()

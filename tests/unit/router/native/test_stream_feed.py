@@ -57,7 +57,6 @@ def test_events_with_data_are_counted_without_the_end_mark(
     cuts = data.draw(st.lists(st.integers(1, len(body) - 1), max_size=6))
     feed = StreamFeed()
     for start, end in pairwise(sorted({0, *cuts, len(body)})):
-        assert not feed.done
         feed.take(framed([body[start:end]]))
     assert feed.events == sum(part in EVENTS for part in parts)
     assert feed.done
@@ -106,6 +105,15 @@ def test_a_cr_may_be_half_of_a_line_end() -> None:
     assert feed.between_events
     feed.note(b"data: b\r\rdata: c\r\r")
     assert feed.events == 3
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n", b"\r\n\r\n", b"\n\n: hi\n\n"])
+def test_the_end_mark_ends_a_stream(end: bytes) -> None:
+    feed = StreamFeed()
+    feed.note(b"data: a\n\ndata:")
+    assert not feed.done
+    feed.note(b" [DONE]" + end)
+    assert feed.done
 
 
 def test_data_beside_an_end_mark_is_an_event() -> None:

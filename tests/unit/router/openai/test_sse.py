@@ -12,7 +12,6 @@ from kvrouter.openai.sse import (
     EventBuffer,
     data_of,
     event,
-    is_done,
     map_data,
     read_data,
     split_events,
@@ -72,10 +71,12 @@ def test_an_event_that_is_left_out_leaves_no_blank_line() -> None:
     assert kept == event(b"a") + b": hi\n\n" + event(b"[DONE]")
 
 
-@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n", b"\r\n\r\n"])
-def test_the_end_mark_ends_a_stream(end: bytes) -> None:
-    assert is_done(b"data: a\n\ndata: [DONE]" + end)
-    assert not is_done(b"data: [DONE]\n\ndata: a" + end)
+@given(st.integers(1, 12))
+def test_a_byte_order_mark_is_no_part_of_the_first_event(size: int) -> None:
+    stream, buffer = b"\xef\xbb\xbfdata: a\n\ndata: b\n\ndata: c", EventBuffer()
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert b"".join(map(buffer.take, pieces)) == b"data: a\n\ndata: b\n\n"
+    assert buffer.rest() == b"data: c"
 
 
 async def pieces(stream: bytes, size: int) -> AsyncIterator[bytes]:
