@@ -162,6 +162,8 @@ class Stream:
     """What an answer streams through."""
 
     events = 0
+    last_s = 0.0
+    between_events = True
 
 
 def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) -> None:

@@ -104,6 +104,7 @@ def _served(
             engine_wait=core.engine_wait,
             models=core.models,
             versions=versions,
+            streams=core.keep_alive.streams,
             metrics=core.metrics,
             settler=settler,
             tracing=tracing,

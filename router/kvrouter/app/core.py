@@ -26,6 +26,7 @@ from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.retries import Retries
+from kvrouter.serving.streaming.keep_alive import KeepAlive
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
@@ -51,6 +52,7 @@ class Core:
     models: ModelNames
     timer: DeadlineTimer  # of the connections to engines
     client: EngineClient
+    keep_alive: KeepAlive
     tokens: TokenSource
     hash_cache: HashCache
     index: PrefixIndex
@@ -104,6 +106,7 @@ def make_core(settings: RouterSettings) -> Core:
         models=ModelNames(settings.model, settings.model_retention_s, aliases=settings.aliases),
         timer=timer,
         client=client,
+        keep_alive=KeepAlive(settings.sse_keep_alive_interval_s),
         tokens=TokenSource(
             client.post, LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
         ),

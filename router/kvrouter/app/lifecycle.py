@@ -67,6 +67,7 @@ class App:
         port = await self.ports.listen(settings.host, settings.port, settings)
         if self.snapshots is not None:
             self.snapshots.start()
+        core.timer.add(core.keep_alive)
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         for engine in core.pool.all():
             members.prober.watch(engine)

@@ -60,6 +60,7 @@ RELOADED: Final = frozenset(
         "health_failure_threshold",
         "request_timeout_s",
         "stream_idle_timeout_s",
+        "sse_keep_alive_interval_s",
         "connect_timeout_s",
         "retry_max_attempts",
         "cb_failure_threshold",
@@ -134,6 +135,7 @@ class LiveSettings:
         core, services, prober = self.core, self.services, self.members.prober
         breakers = core.pool.breaker_limits
         core.client.deadlines = after.deadlines
+        core.keep_alive.interval_s = after.sse_keep_alive_interval_s
         core.admin_token.value = after.admin_token.get_secret_value()
         core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)
         core.queue_wait.timeout_s = after.queue_timeout_s

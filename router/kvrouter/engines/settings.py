@@ -15,7 +15,7 @@ class FailoverSettings(BaseModel):
         default=Deadlines().first_byte_s,
         gt=0,
         description="Longest time until the first byte of an engine's answer, and, without "
-        "--stream-idle-timeout, between two of its bytes.",
+        "--stream-idle-timeout, between two of its bytes. Comments in a stream do not count.",
         json_schema_extra={
             "section": "Engines that fail",
             "flags": ["--request-timeout-secs"],

@@ -79,6 +79,7 @@ class RequestHandler:
     engine_wait: EngineWait  # where requests wait for an engine
     models: ModelNames  # which models there are
     versions: Versions  # choose the model that stands for an alias
+    streams: dict[RequestContext, float]  # those in flight, for `KeepAlive`
     metrics: Metrics  # counts requests in flight and those that are cut off
     settler: Settler  # takes requests that have ended
     tracing: Tracing | None = None  # decides which requests are traced; None: none is
@@ -171,6 +172,8 @@ class RequestHandler:
     def _read(self, context: RequestContext) -> None:
         if context.request is UNREAD:
             context.request = self.service.read(context.exchange)
+            if context.request.stream:
+                self.streams[context] = 0.0
 
     async def _find_model(self, context: RequestContext) -> None:
         """Find out the model; its caller may use it, and something serves the endpoint for it."""
@@ -256,6 +259,7 @@ class RequestHandler:
     def _settle(self, context: RequestContext) -> None:
         """Release what the request holds and charge its caller; the settler does the rest."""
         context.held.release()
+        self.streams.pop(context, None)
         caller = caller_of(context.exchange)
         if caller is not None:
             caller.tokens += context.outcome.generated

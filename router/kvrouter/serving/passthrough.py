@@ -264,8 +264,9 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
         spans, _ = _native.scan_object(body)
     except ValueError as error:
         raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
-    given = {name: body[slice(*spans[name])] for name in ("model", *NOT_SERVED) if name in spans}
-    model = given.pop("model", b"null")
+    names = ("model", "stream", *NOT_SERVED)
+    given = {name: body[slice(*spans[name])] for name in names if name in spans}
+    model, stream = given.pop("model", b"null"), given.pop("stream", b"") == b"true"
     if model != b"null" and not model.startswith(b'"'):
         raise bad_request("`model` must be a string.", "model")
     for name, raw in given.items():
@@ -275,7 +276,7 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
     tokens = max(1, text_bytes(body, 0, len(body), BYTES_PER_TOKEN) // BYTES_PER_TOKEN)
     salt = salt_of(body, spans) if "cache_salt" in spans else None
     most = None if endpoint.generates else 0
-    return Request("chat", body, spans, orjson.loads(model), False, most, None, tokens, salt)
+    return Request("chat", body, spans, orjson.loads(model), stream, most, None, tokens, salt)
 
 
 def _foreign_error(body: bytes) -> str | None:

@@ -64,8 +64,7 @@ class RenderedLegs:
         if tokens is None:
             return False
         endpoint, context.endpoint = context.endpoint, None
-        stream = context.request.raw("stream") == b"true"
-        context.request = replace(context.request, path=path, stream=stream)
+        context.request = replace(context.request, path=path)
         context.prompt.tokens = tokens
         context.prompt.prefilled = _completion(context.request, model, tokens)
         try:

@@ -40,6 +40,14 @@ class ClientSettings(BaseModel):
         description="Longest time in which a client reads nothing of its answer.",
     )
 
+    sse_keep_alive_interval_s: float = Field(
+        default=15.0,
+        ge=0,
+        description="A streaming client that has got nothing for so long gets a comment, also "
+        "while its request waits in the queue or for its prefill leg, so that no load balancer "
+        "cuts it off. After a comment an error is an event of the stream. 0: no comments.",
+    )
+
     @property
     def limits(self) -> Limits:
         """Of the public port."""

@@ -214,6 +214,7 @@ class _ShareStream:
         events: events with choices that were passed on.
     """
 
+    between_events = True  # only whole events go on
     passer = None  # chunk frames are the engine's own: they cannot be passed on as they are
 
     def __init__(
@@ -272,6 +273,11 @@ class _ShareStream:
     def tail(self) -> bytes:
         """The last bytes of the engine's stream."""
         return self._feed.tail
+
+    @property
+    def last_s(self) -> float:
+        """When a piece came last, on the monotonic clock."""
+        return self._feed.last_s
 
     @property
     def done(self) -> bool:

@@ -51,12 +51,20 @@ class AwaitedLanding:
         return task.result().outcome is LandingOutcome.LANDED
 
 
-class EventCounter(Protocol):
+class ClientStream(Protocol):
     """What an answer streams through."""
 
     @property
     def events(self) -> int:
         """Server-sent events so far."""
+
+    @property
+    def last_s(self) -> float:
+        """When a part of it came last, on the monotonic clock."""
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what has gone to the client ends between two events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ class RequestOutcome:
     cached_tokens: int = 0  # of these, not computed by that engine
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """One request on its way: what is known of it, and what it holds until it is settled."""
 
@@ -180,7 +188,8 @@ class RequestContext:
     reports_tokens: bool = False  # whether the decode engine is to name the tokens of its events
     trace: Trace | None = None  # what is noted of it, if it is traced
     queued: bool = False  # whether it waits for its turn
-    stream: EventCounter | None = None  # what its answer streams through
+    stream: ClientStream | None = None  # what its answer streams through
+    commented_s: float = 0.0  # when the client got comments last that are no part of it
 
     @property
     def status(self) -> int:

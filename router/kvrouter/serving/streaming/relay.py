@@ -37,7 +37,10 @@ class Relay:
             on as they come.
     """
 
-    __slots__ = ("_answer", "_begun", "_buffer", "_every", "_exchange", "_feed", "_tidy", "_whole")
+    __slots__ = (
+        *("_answer", "_begun", "_buffer", "_every", "_exchange", "_feed"),
+        *("_split", "_tidy", "_whole"),
+    )
 
     def __init__(
         self,
@@ -60,11 +63,22 @@ class Relay:
         self._begun = False
         self._buffer = EventBuffer()
         self._whole = False
+        self._split = False
 
     @property
     def events(self) -> int:
         """Server-sent events passed on so far, without the end mark."""
         return self._feed.events
+
+    @property
+    def last_s(self) -> float:
+        """When a piece came last, on the monotonic clock."""
+        return self._feed.last_s
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what was passed on ends between two events: always, but for overlong ones."""
+        return not self._split or self._feed.between_events
 
     @property
     def generated(self) -> int:
@@ -143,5 +157,6 @@ class Relay:
         events = self._buffer.take(data)
         if len(self._buffer) > MAX_EVENT_BYTES:  # no event, whatever it is
             events += self._buffer.rest()
+            self._split = True
         if events:
             self._exchange.write(self._tidy(events))

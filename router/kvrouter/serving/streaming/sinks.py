@@ -96,6 +96,7 @@ def begin_events(context: RequestContext) -> None:
 def pass_comments(context: RequestContext, events: bytes) -> None:
     """Send a client what is no part of its answer, unless it reads too slowly."""
     begin_events(context)
+    context.commented_s = monotonic()
     if not context.exchange.paused:
         context.exchange.write(events.removeprefix(BOM))
 
