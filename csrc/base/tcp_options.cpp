@@ -36,11 +36,21 @@ bool near(int fd) {
   return std::memcmp(&a.sin6_addr, &b.sin6_addr, sizeof a.sin6_addr) == 0;
 }
 
+// As store/kvrouter_store/connection/keep_alive.py.
+void keep_alive(int fd) {
+  const int on = 1, idle_s = 30, interval_s = 10, probes = 3;
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
 }  // namespace
 
 void tune_tcp(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  keep_alive(fd);
   if (!near(fd)) return;
   // Neither paces; the faster one may need a privilege, the other never does.
   for (const std::string_view kind : {"cubic", "reno"})

@@ -20,15 +20,6 @@ constexpr size_t kReadMostBytes = 256u << 10;  // of a body that has been announ
 constexpr size_t kWakeBytes = 256u << 10;
 constexpr int kAcceptsInARow = 64;
 
-// A peer whose machine is gone is noticed within about a minute.
-void keep_alive(int fd) {
-  const int on = 1, idle_s = 30, interval_s = 10, probes = 3;
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-}
-
 }  // namespace
 
 Connections::Connections(const ServerOptions& options, Node& node, Poller& poller, File tcp,
@@ -64,7 +55,7 @@ void Connections::accept_all(bool local) {
       ++node_.counters().rejected;
       continue;
     }
-    if (!local) tune_tcp(socket.get()), keep_alive(socket.get());
+    if (!local) tune_tcp(socket.get());
     Session& session = node_.add_session(std::move(socket), local, local ? nullptr : options_.tls);
     session.interest = EPOLLIN;
     if (poller_.add(session.socket(), Poller::kSession, EPOLLIN, session.id) != 0) end(session.id);

@@ -29,6 +29,7 @@ from kvrouter_store.client.results import Match, RegisteredManifest, there, unde
 from kvrouter_store.connection.address import Address, nearer_path, parse_url
 from kvrouter_store.connection.asyncio_tls import asyncio_context, tls_reason
 from kvrouter_store.connection.channel import Registration
+from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.connection.reconnect import BackOff
 from kvrouter_store.connection.tls import ClientTls, sentence
 from kvrouter_store.connection.tokens import check_token
@@ -363,4 +364,5 @@ class AsyncStoreClient:
             )
         except ssl.SSLError as error:
             raise Untrusted(sentence(tls_reason(error), address)) from error
+        keep_alive(made[0].get_extra_info("socket"))
         return made[1]

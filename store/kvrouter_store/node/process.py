@@ -16,6 +16,7 @@ from pydantic import ByteSize
 from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
+from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.block_events import publishing_events
 from kvrouter_store.node.disk import flush, logging_notices, refusal
@@ -208,6 +209,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_alive(listener)
         listener.bind((host, port))
         listener.listen()
     except BaseException:

@@ -16,6 +16,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from kvrouter.http.server.limits import Limits
+from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.system_errors import cannot_listen
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class WebServer:
         family = socket.AF_INET6 if v6 else socket.AF_INET
         try:
             self._door = socket.create_server((host, port), family=family, dualstack_ipv6=v6)
+            keep_alive(self._door)
         except OSError as error:
             raise cannot_listen(host, port, error) from None
         self._door.setblocking(False)

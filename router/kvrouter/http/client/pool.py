@@ -10,6 +10,7 @@ from kvrouter.http.client.connection import ClientConnection
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
+from kvrouter_store.connection.keep_alive import keep_alive
 
 __all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "OpenConnections", "UpstreamError"]
 
@@ -143,7 +144,7 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadlines.connect_s):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: ClientConnection(loop, on_free=self._keep, on_gone=self._gone),
                     self.host,
                     self.port,
@@ -156,6 +157,7 @@ class ConnectionPool:
             raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
         except OSError as error:
             raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
+        keep_alive(transport.get_extra_info("socket"))
         if not self.open_connections.add(connection):
             raise UpstreamError(Failure.REFUSED, _REMOVED)
         self.timer.add(connection)

@@ -15,6 +15,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.connection import Connection
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
+from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.system_errors import cannot_listen
 
 if TYPE_CHECKING:
@@ -185,7 +186,13 @@ class HttpServer:
                 "ssl_handshake_timeout": self.limits.handshake_timeout_s,
                 "ssl_shutdown_timeout": _SHUTDOWN_S,
             }
-        return await loop.create_server(lambda: Connection(self, loop), backlog=_BACKLOG, **where)
+        server = await loop.create_server(
+            lambda: Connection(self, loop), backlog=_BACKLOG, start_serving=False, **where
+        )
+        for each in server.sockets:
+            keep_alive(each)
+        await server.start_serving()
+        return server
 
     async def _wait_empty(self, deadline_s: float) -> None:
         if not self._connections or deadline_s <= 0:
