@@ -23,7 +23,8 @@ class ChannelPool:
         self._connect = connect
         self._channels: list[Channel] = []
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        # By `without_leases`: each wakes those that can use the same channels.
+        self._changed = {picky: threading.Condition(self._lock) for picky in (False, True)}
         self._waiting = 0
         self._connecting = 0
         self._closed = False
@@ -64,7 +65,7 @@ class ChannelPool:
         channel.lock.release()
         if self._waiting:  # a thread that is not counted yet finds this channel free
             with self._lock:
-                self._changed.notify()
+                self._wake()
 
     @contextlib.contextmanager
     def borrow(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
@@ -86,7 +87,8 @@ class ChannelPool:
         with self._lock:
             self._closed = True
             channels, self._channels = self._channels, []
-            self._changed.notify_all()
+            for changed in self._changed.values():
+                changed.notify_all()
         for channel in channels:
             channel.close()
             if channel.lock.acquire(blocking=False):
@@ -99,7 +101,7 @@ class ChannelPool:
         try:
             channel = self._idle(without_leases)
             if channel is None:
-                self._changed.wait(deadline.left_s())
+                self._changed[without_leases].wait(deadline.left_s())
         except DeadlineExceeded as error:
             busy = f"all {MAX_CHANNELS} connections of this client were busy until the deadline"
             raise StoreUnavailable(busy) from error
@@ -107,16 +109,21 @@ class ChannelPool:
             self._waiting -= 1
         return channel
 
+    def _wake(self) -> None:
+        """Have one thread of each kind look again: the one may not want what the other does."""
+        for changed in self._changed.values():
+            changed.notify()
+
     def _idle(self, without_leases: bool) -> Channel | None:
         if self._closed:
             raise StoreClosed("the store client is closed")
         if self._owner_pid != os.getpid():
             raise StoreClosed("the store client was made before a fork; make one in this process")
         for channel in self._channels:
-            if without_leases and channel.leases:
-                continue
             if channel.lock.acquire(blocking=False):
-                return channel
+                if not (without_leases and channel.leases and channel.alive()):
+                    return channel
+                channel.lock.release()
         return None
 
     def _open(self, deadline: Deadline) -> Channel:
@@ -125,7 +132,7 @@ class ChannelPool:
         except BaseException:
             with self._lock:
                 self._connecting -= 1
-                self._changed.notify()
+                self._wake()
             raise
         channel.lock.acquire()
         with self._lock:

@@ -4,7 +4,7 @@ It ends when it is released, when its connection breaks, or when the process of 
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -106,17 +106,15 @@ class Lease:
             held = self._channel.alive()
             self._pins.release()
             return held
-        self._channel.leases -= 1
         if not self._channel.usable:
             return False
         deadline = Deadline(self._client.deadline_s)
         try:
             with self._executor.borrow(self._channel, deadline) as channel:
+                channel.leases -= 1  # not before: a wait that takes the channel would hold this up
                 return channel.ask(FlagReply, deadline, _core.encode_release, self._lease_id).flag
         except StoreUnavailable:
-            if self._channel.usable:  # busy: nothing was asked
-                self._released = False
-                self._channel.leases += 1
+            self._released = not self._channel.usable  # else it was busy: nothing was asked
             return False
 
     def _fetch(self, part: int, index: int) -> memoryview:
@@ -197,27 +195,28 @@ class Reservation:
         `crcs` as `fill` returned them. The node ends a reservation when its connection has asked
         nothing for the node's --reserve-timeout.
         """
-        deadline = self._close()
-        with self._executor.borrow(self._channel, deadline) as channel:
+        with self._ending() as (channel, deadline):
             reply = commit(channel, self._target, deadline, self._hashes, self._generations, crcs)
         return [BlockStatus(code) for code in reply.statuses]
 
     def abort(self) -> None:
         """Give the slots back."""
-        if not self._open:
+        if not self._open or not self._channel.usable:
             return
-        deadline = self._close()
-        if not self._channel.usable or not self._offsets:
-            return
-        with self._executor.borrow(self._channel, deadline) as channel:
-            abort(channel, self._target, deadline, self._hashes, self._generations)
+        with self._ending() as (channel, deadline):
+            if self._offsets:
+                abort(channel, self._target, deadline, self._hashes, self._generations)
 
-    def _close(self) -> Deadline:
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[tuple[Channel, Deadline]]:
+        """Its connection, for its last request."""
         if not self._open:
             raise LeaseLost("the reservation was committed or aborted already")
-        self._open = False
-        self._channel.leases -= 1
-        return Deadline(self._deadline_s)
+        deadline = Deadline(self._deadline_s)
+        with self._executor.borrow(self._channel, deadline) as channel:
+            self._open = False
+            channel.leases -= 1
+            yield channel, deadline
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,6 @@
 """A fixed number of slots that threads take and give back; those that find none wait."""
 
 import threading
-import time
 
 from kvrouter_store.tensors.base import NoRoom
 
@@ -17,11 +16,10 @@ class Ring:
 
     def acquire(self, deadline_s: float) -> int:
         """A free slot, the caller's until `release`. Raises NoRoom after `deadline_s` seconds."""
-        end = time.monotonic() + deadline_s
         with self._changed:
-            while not self._free:
-                if not self._changed.wait(max(0.0, end - time.monotonic())):
-                    raise NoRoom(f"no slot of host memory became free within {deadline_s:g} s")
+            # It looks once more after the deadline, which may have met the wake-up.
+            if not self._changed.wait_for(lambda: self._free, deadline_s):
+                raise NoRoom(f"no slot of host memory became free within {deadline_s:g} s")
             return self._free.pop()
 
     def release(self, slot: int) -> None:

@@ -92,10 +92,10 @@ class RedisLink:
         return [self._take(item) for item in items]
 
     def alive(self) -> bool:
-        """Whether the server still has the connection, as far as this host knows."""
+        """Whether the server still has the connection, and has sent nothing unasked."""
         poll = select.poll()  # redis-py's own question may set Python's time-out again
         poll.register(self._connected(), select.POLLIN)
-        return not poll.poll(0)
+        return not self._ahead and not poll.poll(0)
 
     def cut(self) -> None:
         """End the call that runs, or that will. Safe in any thread."""

@@ -46,6 +46,20 @@ def test_who_waits_gets_the_slot_that_is_given_back() -> None:
     assert got == [slot]
 
 
+def test_a_slot_that_comes_with_the_deadline_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wake-up went to the thread whose time was over: nobody else would be woken."""
+    ring = Ring(1)
+    slot = ring.acquire(0)
+
+    class LateCondition(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            ring.release(slot)
+            return False
+
+    monkeypatch.setattr(threading.Condition, "wait", LateCondition.wait)
+    assert ring.acquire(0.01) == slot
+
+
 def test_a_slot_is_given_back_once() -> None:
     ring = Ring(2)
     slot = ring.acquire(0)

@@ -168,6 +168,30 @@ def test_a_key_that_another_server_has_is_known_to_have_moved() -> None:
         assert link.errors == {"MOVED": "MOVED 12 127.0.0.1:7001"}
 
 
+class OpenConnection:
+    """To a server that says one thing, and keeps the connection."""
+
+    socket_timeout = PATIENCE_S
+
+    def __init__(self, said: bytes) -> None:
+        self._server, self._sock = socket.socketpair()
+        self._server.sendall(said)
+
+    def connect(self) -> None:
+        pass
+
+    def disconnect(self) -> None:
+        self._server.close()
+        self._sock.close()
+
+
+@pytest.mark.parametrize("extra", [b"", b":0\r\n", b"\r\n", b":"])
+def test_a_link_whose_server_said_more_than_it_was_asked_is_not_used_again(extra: bytes) -> None:
+    with closing(RedisLink(OpenConnection(b":1\r\n" + extra), memoryview(b""))) as link:
+        assert link.holds(["a"]) == [True]
+        assert link.alive() is not bool(extra)
+
+
 def test_a_link_that_waited_still_has_the_kernel_watch_the_time() -> None:
     """Not every parser of redis-py leaves the socket as it was when it looks what has come."""
     connection = Connection(*socket.socketpair(), [b":1\r\n"])
