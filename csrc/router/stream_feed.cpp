@@ -162,7 +162,8 @@ size_t StreamFeed::scan(std::string_view text) {
     if (size == 0) {  // the last chunk, perhaps with trailers, which are dropped
       const size_t end = text.find("\r\n\r\n", at - 2);
       if (end == std::string_view::npos) return whole;
-      state_ = end + 4 == text.size() ? State::kEnded : State::kBad;
+      state_ = State::kEnded;
+      overrun_ = end + 4 < text.size();
       return whole;
     }
     if (size > kMaxFrameBytes) {

@@ -39,6 +39,7 @@ class StreamFeed {
   // Count the seconds between events in `gaps`.
   void count_into(Buckets* gaps) { gaps_ = gaps; }
   State state() const { return state_; }
+  bool overrun() const { return overrun_; }  // more came behind the end
   uint64_t events() const { return events_; }
   double last_s() const { return last_s_; }            // of the latest piece
   double last_data_s() const { return last_data_s_; }  // of the latest with data; 0: none came
@@ -67,6 +68,7 @@ class StreamFeed {
   double event_s_ = 0;     // when an event ended last
   bool has_data_ = false;  // whether the current piece has data
   bool marked_ = false;
+  bool overrun_ = false;
   bool rewritten_ = false;  // `out_` has the frames of the current piece, changed
   bool in_large_ = false;   // between the size line of a large frame and its end
   size_t left_ = 0;         // bytes of its payload that have not come

@@ -102,6 +102,10 @@ class StreamFeed:
         """Whether the body breaks the chunked encoding."""
 
     @property
+    def overrun(self) -> bool:
+        """Whether more came with the last chunk, behind the body."""
+
+    @property
     def events(self) -> int:
         """Number of events with a `data` field, without the end mark `data: [DONE]`."""
 

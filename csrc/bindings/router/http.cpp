@@ -126,6 +126,7 @@ void bind_streams(nb::module_& module) {
       .def_prop_ro("ended",
                    [](const StreamFeed& f) { return f.state() == StreamFeed::State::kEnded; })
       .def_prop_ro("bad", [](const StreamFeed& f) { return f.state() == StreamFeed::State::kBad; })
+      .def_prop_ro("overrun", &StreamFeed::overrun)
       .def_prop_ro("events", &StreamFeed::events)
       .def_prop_ro("last_s", &StreamFeed::last_s)
       .def_prop_ro("last_data_s", &StreamFeed::last_data_s)

@@ -169,6 +169,7 @@ class ClientConnection(asyncio.Protocol):
         elif frames and self._answer is not None:
             self._answer.data(frames)
         if feed.ended:
+            self._keep = self._keep and not feed.overrun
             self.on_message_complete()
         elif feed.bad:
             self._fail(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
@@ -189,6 +190,11 @@ class ClientConnection(asyncio.Protocol):
         answer.failed(UpstreamError(Failure.BROKEN, "the connection broke", stale=stale))
 
     # -- callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        """An answer begins. One that nobody asked for would be taken for the next request's."""
+        if self._answer is None:
+            self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header; those after the body (trailers) are dropped."""

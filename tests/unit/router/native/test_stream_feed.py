@@ -147,7 +147,6 @@ def test_a_body_that_is_not_chunked_is_bad_or_waits(data: bytes) -> None:
         b"5\n",
         b"123456789\r\n",
         b"3\r\nabcd\r\n",
-        b"0\r\n\r\nmore",
         b";x\r\n",
         b"1 x\r\n",
         b"1;a\n",
@@ -161,6 +160,14 @@ def test_broken_frames_are_bad(data: bytes) -> None:
     feed = StreamFeed()
     assert feed.take(data) is None
     assert feed.bad
+
+
+@pytest.mark.parametrize("extra", [b"", b"\r\n", b"more", b"HTTP/1.1 200 OK\r\n\r\n", b"0\r\n\r\n"])
+def test_what_comes_behind_the_last_chunk_is_no_part_of_the_body(extra: bytes) -> None:
+    feed = StreamFeed()
+    assert feed.take(b"1\r\nx\r\n0\r\n\r\n" + extra) is None
+    assert (feed.frames(), feed.ended, feed.bad) == (b"1\r\nx\r\n", True, False)
+    assert feed.overrun is bool(extra)
 
 
 extensions = st.sampled_from([b"", b"", b";a", b";a=b", b' ; a = "b c" ;d', b"\t;a"])
