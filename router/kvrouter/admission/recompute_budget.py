@@ -43,13 +43,21 @@ class RecomputeBudget:
         self._clock = clock
         self._mean_s = 1.0
 
-    def take(self, tokens: int) -> Grant | None:
-        """Take `tokens`; None if that exceeds the budget."""
-        alone = self.tokens == 0 and self.limit_tokens > 0
-        if self.tokens + tokens > self.limit_tokens and not alone:
+    def take(self, tokens: int, held: Grant | None = None) -> Grant | None:
+        """Take `tokens`; None if that exceeds the budget.
+
+        Where the same prompt has `held` some, that grant grows to `tokens` and is returned.
+        """
+        more = max(0, tokens - held.tokens) if held is not None else tokens
+        others = self.tokens - (held.tokens if held is not None else 0)
+        alone = others == 0 and self.limit_tokens > 0
+        if (more or held is None) and self.tokens + more > self.limit_tokens and not alone:
             return None
-        self.tokens += tokens
-        return Grant(self, tokens, self._clock())
+        self.tokens += more
+        if held is None:
+            return Grant(self, tokens, self._clock())
+        held.tokens += more
+        return held
 
     @property
     def retry_after_s(self) -> int:

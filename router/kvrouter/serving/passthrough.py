@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.rendered import RenderedLegs
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.tracing.trace import Span
 
 _TOKENS: Final = attrgetter("tokens")
 _MESSAGE: Final = 1000
@@ -166,14 +167,14 @@ class Passthrough:
         tokens = request.prompt_tokens
         ticket = self.pool.reserve(engine, tokens, computing_tokens=computed_tokens)
         answer: EngineResponse | None = None
-        span, fields = context.begin_leg("kvrouter.forward", engine)
+        span: Span | None = None
         try:
+            span, fields = context.begin_leg("kvrouter.forward", engine)
             path, as_it_is = context.exchange.path, endpoint is OTHER
             answer = await self.client.forward(engine, path, fields, body, as_it_is=as_it_is)
             await self._pass_on(context, endpoint, ticket, answer)
         finally:
             ticket.release()
-            context.held.release()
             if answer is not None:
                 answer.close()
             if span is not None:
@@ -182,8 +183,7 @@ class Passthrough:
 
     def _take_budget(self, context: RequestContext, tokens: int) -> None:
         """Let a decode engine compute so many tokens; ApiError 429: there is no room."""
-        context.held.grant = self.budget.take(tokens)
-        if context.held.grant is None:
+        if not context.held.recompute(self.budget, tokens):
             message = "The decode engines have no room to compute this prompt."
             raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
 

@@ -11,6 +11,7 @@ from tests.integration.router.conftest import Open, metric, text, until
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange
+from kvrouter.openai.endpoints import COMPLETIONS
 
 Page = Callable[[Exchange], Awaitable[None]]
 
@@ -349,3 +350,26 @@ async def test_bodies_that_are_half_in_take_no_more_than_max_body_memory(site: O
     for writer in (first, second):
         writer.close()
         await writer.wait_closed()
+
+
+async def test_the_budget_is_whole_after_engines_that_came_back_and_failed(site: Open) -> None:
+    """A decode engine breaks, which was to compute; the prefill engine that is back fails too."""
+    here = await site(1, 2, health_interval_s=60.0, recompute_budget_tokens=150)
+    pool, prompt = here.app.core.pool, text(prompt=list(range(100)))
+    prefill = pool.find(here.prefill[0].address)
+    assert prefill is not None
+    assert prefill.identity is not None
+    identity, here.prefill[0].mode = prefill.identity, "drop"
+
+    async def break_off(exchange: Exchange) -> None:
+        for engine in here.decode:
+            engine.pages.clear()
+        pool.join(prefill, identity)
+        exchange.abort()
+
+    for _ in range(2):
+        pool.leave(prefill)
+        for engine in here.decode:
+            engine.pages[COMPLETIONS] = break_off
+        assert (await here.post(prompt))[0] == 200
+    assert await metric(here, "kvrouter:recompute_tokens") == 0

@@ -197,3 +197,38 @@ async def test_responses_of_engines_that_hand_kv_over_are_answered_by_one(site: 
     for path, legs in ((RESPONSES, 0), (MESSAGES, 1)):
         assert (await here.post(asked(path), path))[0] == 200
         assert len(here.prefill[0].requests) == legs
+
+
+async def test_the_budget_is_whole_after_a_refusal_that_one_engine_answers_instead(
+    site: Open,
+) -> None:
+    """The decode engine that was to compute breaks; the prefill engine that is back refuses."""
+    here = await site(
+        1,
+        2,
+        health_interval_s=60.0,
+        recompute_budget_tokens=150,
+        prepare=offering(saying(200, {"answer": 1})),
+    )
+    pool = here.app.core.pool
+    prefill = pool.find(here.prefill[0].address)
+    assert prefill is not None
+    assert prefill.identity is not None
+    identity = prefill.identity
+    here.prefill[0].pages[COMPLETIONS] = saying(400, {"error": {"message": "x", "code": 400}})
+
+    async def break_off(exchange: Exchange) -> None:
+        for engine in here.decode:
+            engine.pages[MESSAGES] = saying(200, {"answer": 1})
+        pool.join(prefill, identity)
+        exchange.abort()
+
+    async def render(exchange: Exchange) -> None:
+        pool.leave(prefill)  # it was there when the endpoint looked
+        await saying(200, {"token_ids": IDS, "features": None})(exchange)
+
+    for _ in range(3):
+        for engine in here.decode:
+            engine.pages |= {MESSAGES: break_off, RENDERED[MESSAGES]: render}
+        assert (await here.post(asked(MESSAGES), MESSAGES))[0] == 200
+    assert await metric(here, "kvrouter:recompute_tokens") == 0

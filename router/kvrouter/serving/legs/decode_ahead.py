@@ -104,8 +104,8 @@ class DecodeAhead:
             await prefill
             return False
         finally:
+            landing.task.cancel()  # first: a second cancellation may end the next wait
             await _cancel(prefill, decode)
-            landing.task.cancel()
 
     async def _decided(  # noqa: PLR0917
         self,

@@ -70,9 +70,9 @@ class LandingWaiter:
         handoff = context.route.handoff
         if handoff is None or handoff.missing or handoff.transfer_params is not None:
             return False
-        if context.held.grant is not None:
+        if context.held.grant_tokens is not None:
             return False
-        return self.store is None or context.held.lease is not None
+        return self.store is None or context.held.leased
 
     def known_hashes(self, context: RequestContext) -> bytes:
         """The chain of the prompt before any leg has answered; empty if its ids are unknown."""
@@ -144,10 +144,7 @@ class LandingWaiter:
         )
         context.route.landed_blocks = landing.blocks
         context.route.landed = held.landed(landing.node, landing.blocks)
-        if context.timing.first_s and landing.lease is not None:
-            landing.lease.release()  # the prompt is in the engine already
-        else:
-            context.held.lease = landing.lease
+        context.held.keep(landing.lease)
         return landing
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:

@@ -225,7 +225,7 @@ def decode_tokens(request: Request) -> int:
 
 def computing_tokens(context: RequestContext) -> int:
     """Tokens of the prompt that its decode engine will compute, as far as is known by now."""
-    plan, grant = context.route.plan, context.held.grant
+    plan = context.route.plan
     if plan is None or plan.prefill is not None:
-        return grant.tokens if grant is not None else 0
+        return context.held.grant_tokens or 0
     return plan.computed_tokens

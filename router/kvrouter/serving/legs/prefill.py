@@ -56,10 +56,9 @@ class PrefillPhase:
                 context.outcome.error = str(failed)
                 others = self._others(inputs, tried)
                 idle = failed.failure in NOT_TAKEN or isinstance(failed, EngineFull)
-                if not (others and idle):
-                    context.held.grant = self.budget.take(plan.missing_tokens)
-                    if context.held.grant is not None:
-                        return
+                computes = not (others and idle)
+                if computes and context.held.recompute(self.budget, plan.missing_tokens):
+                    return
                 if not others:
                     raise self._over_budget() from None
             found = self.policy.plan(replace(inputs, prefill=others, decode=(plan.decode,)))
@@ -75,11 +74,9 @@ class PrefillPhase:
         Raises:
             ApiError: 429: it does not.
         """
-        if tokens <= 0 or context.held.grant is not None or context.kv_ready:
+        if tokens <= 0 or context.kv_ready or context.held.recompute(self.budget, tokens):
             return
-        context.held.grant = self.budget.take(tokens)
-        if context.held.grant is None:
-            raise self._over_budget()
+        raise self._over_budget()
 
     async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
         handoff = await self.legs.prefill(context, engine, tokens)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.admission.held import Pinned
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.serving.request.context import Pinned, RequestContext
 
 if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
 MARGIN_S: Final = 5.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from kvrouter.admission.held import HeldResources
 from kvrouter.openai.request import UNREAD, Request
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.serving.request.route_headers import route_lines
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.admission.queue import Waiting
-    from kvrouter.admission.recompute_budget import Grant
     from kvrouter.admission.waiting import QueueWait
     from kvrouter.engines.engine import Engine, HashDomain
     from kvrouter.engines.families.base import Handoff
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
-    from kvrouter.prefix.groups import Leases
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
@@ -65,14 +64,6 @@ class ClientStream(Protocol):
     @property
     def between_events(self) -> bool:
         """Whether what has gone to the client ends between two events."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """KV that a prefill engine keeps for one decode engine."""
-
-    params: bytes  # raw JSON of the `kv_transfer_params` that fetch it
-    until_s: float  # when it may be gone, on the monotonic clock
 
 
 @dataclass(slots=True)
@@ -132,24 +123,6 @@ class Timing:
     prefilled_s: float = 0.0  # the end of the last prefill leg, good or bad
     landed_s: float = 0.0  # the end of the wait for its KV
     first_s: float = 0.0  # the first byte of its answer
-
-
-@dataclass(slots=True)
-class HeldResources:
-    """What a request holds until it is settled. Each part that takes one puts it here."""
-
-    lease: Leases | None = None  # keeps its blocks in the store
-    grant: Grant | None = None  # lets its decode engine compute what should have been loaded
-    pinned: Pinned | None = None  # kept for a decode engine that has not answered yet
-
-    def release(self) -> None:
-        """Give back lease and grant. Idempotent."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            lease.release()
-        grant, self.grant = self.grant, None
-        if grant is not None:
-            grant.release()
 
 
 @dataclass(slots=True)

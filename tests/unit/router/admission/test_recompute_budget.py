@@ -23,6 +23,23 @@ def test_a_request_larger_than_the_budget_runs_alone(clock: Clock) -> None:
     assert budget.take(1) is not None
 
 
+def test_a_prompt_that_needs_more_has_its_grant_grow(clock: Clock) -> None:
+    budget = RecomputeBudget(100, clock)
+    first = budget.take(40)
+    assert first is not None
+    assert budget.take(30, first) is budget.take(90, first) is first
+    assert budget.tokens == 90
+    assert budget.take(101, first) is first  # it is alone
+    other = RecomputeBudget(100, clock)
+    mine = other.take(40)
+    assert mine is not None
+    assert other.take(40) is not None
+    assert other.take(61, mine) is None
+    mine.release()
+    first.release()
+    assert (budget.tokens, other.tokens) == (0, 40)
+
+
 def test_a_budget_of_nothing_refuses_everything(clock: Clock) -> None:
     assert RecomputeBudget(0, clock).take(1) is None
 

@@ -1,0 +1,74 @@
+"""What a request holds of others until its answer begins: a lease, a grant, a pin.
+
+Only these methods take and give back, so that nothing is lost when another comes in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvrouter.admission.recompute_budget import Grant, RecomputeBudget
+    from kvrouter.prefix.groups import Leases
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """KV that a prefill engine keeps for one decode engine."""
+
+    params: bytes  # raw JSON of the `kv_transfer_params` that fetch it
+    until_s: float  # when it may be gone, on the monotonic clock
+
+
+class HeldResources:
+    """Each thing once. Its owner must `release` it; what comes later is given back at once.
+
+    Attributes:
+        pinned: kept for a decode engine that has not answered yet; freed by `Releases`.
+    """
+
+    __slots__ = ("_grant", "_lease", "_over", "pinned")
+
+    def __init__(self) -> None:
+        self.pinned: Pinned | None = None
+        self._lease: Leases | None = None
+        self._grant: Grant | None = None
+        self._over = False
+
+    @property
+    def leased(self) -> bool:
+        """Whether a lease keeps its blocks in the store."""
+        return self._lease is not None
+
+    @property
+    def grant_tokens(self) -> int | None:
+        """Tokens that its decode engine may compute, which should have been loaded; None: none."""
+        return self._grant.tokens if self._grant is not None else None
+
+    def keep(self, lease: Leases | None) -> None:
+        """Hold `lease` in place of an earlier one."""
+        before, self._lease = self._lease, lease
+        if before is not None and before is not lease:
+            before.release()
+        if self._over:
+            self.release()
+
+    def recompute(self, budget: RecomputeBudget, tokens: int) -> bool:
+        """Hold a grant of at least `tokens`; False: the budget has no room for them."""
+        grant = budget.take(tokens, self._grant)
+        if grant is not None:
+            self._grant = grant
+        if self._over:
+            self.release()
+        return grant is not None
+
+    def release(self) -> None:
+        """Give back lease and grant, and keep no others. Idempotent."""
+        self._over = True
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            grant.release()
