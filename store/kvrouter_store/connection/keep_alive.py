@@ -1,14 +1,7 @@
 """TCP keep-alive: no NAT forgets a silent connection, and a dead peer is noticed."""
 
 import socket
-from typing import Final, Protocol
-
-IDLE_S: Final = 30
-"""Of silence before the kernel asks the peer for a sign of life."""
-INTERVAL_S: Final = 10
-"""Between two questions."""
-PROBES: Final = 3
-"""Questions without an answer after which the connection breaks."""
+from typing import Protocol
 
 
 class Tunable(Protocol):
@@ -19,11 +12,12 @@ class Tunable(Protocol):
 
 
 def keep_alive(sock: Tunable) -> None:
-    """Turn keep-alive on. What a listening TCP socket accepts from then on has it too.
+    """Have the kernel ask the peer after 30 s of silence, and give up after 3 questions in 30 s.
 
-    The native ends of the store's connections have the same times (csrc/base/tcp_options.cpp).
+    What a listening TCP socket accepts from then on has it too. The same times are in
+    csrc/base/tcp_options.cpp and kvrouter_store.events.sockets.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

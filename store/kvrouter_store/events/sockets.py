@@ -7,8 +7,6 @@ from typing import Final
 
 import zmq
 
-from kvrouter_store.connection.keep_alive import IDLE_S, INTERVAL_S, PROBES
-
 MAX_MESSAGE_BYTES: Final = 64 << 20
 QUEUED_MESSAGES: Final = 100_000
 """vLLM's own bound; ZMQ's default drops beyond 1,000."""
@@ -83,10 +81,10 @@ def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.So
     socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, IDLE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, INTERVAL_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # as kvrouter_store.connection.keep_alive
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     return socket
 
 
