@@ -225,6 +225,18 @@ async def test_a_client_that_leaves_after_comments_ends_its_legs(site: Open) -> 
     assert (line["status"], line["outcome"]) == (499, "client_left")
 
 
+async def test_a_router_that_stops_says_so_after_comments(site: Open) -> None:
+    written = BytesIO()
+    here = await site(lines=RequestLog(written, plain=False), **SOON)
+    here.prefill[0].mode = "hang"
+    answer = await begin(here, text(stream=True))
+    rest = asyncio.create_task(answer.read())
+    await here.app.close()
+    assert error_of(await rest, "/v1/completions")["code"] == 503
+    line = json.loads(written.getvalue())
+    assert (line["status"], line["outcome"]) == (503, "cut_off")
+
+
 async def test_an_error_before_the_first_comment_keeps_its_status(site: Open) -> None:
     here = await site(0, 1)
     here.decode[0].mode = "500"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
 
 COMMENT: Final = b": keep-alive\n\n"
+AT_ONCE: Final = 1000
+"""Streams that are looked at in one tick; so that running streams do not wait for them."""
 
 
 @dataclass(eq=False)
@@ -41,7 +43,8 @@ class KeepAlive:
         if not self.interval_s:
             return
         now_s = self.clock()
-        for context in [each for each, look_s in self.streams.items() if look_s <= now_s]:
+        due = [context for context, look_s in self.streams.items() if look_s <= now_s]
+        for context in due[:AT_ONCE]:
             self.streams[context] = self._look(context, now_s) + self.interval_s
 
     def _look(self, context: RequestContext, now_s: float) -> float:

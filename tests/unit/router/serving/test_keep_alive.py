@@ -6,7 +6,7 @@ import pytest
 
 from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.serving.request.context import RequestContext, Timing
-from kvrouter.serving.streaming.keep_alive import COMMENT, KeepAlive
+from kvrouter.serving.streaming.keep_alive import AT_ONCE, COMMENT, KeepAlive
 
 
 class Client:
@@ -140,6 +140,14 @@ def test_a_stream_of_any_endpoint_gets_comments_once_it_has_begun(time: Time) ->
     context.endpoint, client.started = OTHER, True
     time.passes(15)
     assert client.got == COMMENT
+
+
+def test_many_streams_take_turns(time: Time) -> None:
+    clients = [time.request()[1] for _ in range(2 * AT_ONCE + 1)]
+    time.now_s += 15
+    for sent in (AT_ONCE, 2 * AT_ONCE, len(clients)):
+        time.keep_alive.expire()
+        assert sum(client.got == COMMENT for client in clients) == sent
 
 
 def test_the_interval_may_change(time: Time) -> None:
