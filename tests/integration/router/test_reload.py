@@ -329,6 +329,16 @@ async def test_engines_may_pause_as_long_as_was_said_last(site: Open, settings: 
     assert (status, b"broke off" in body) == (200, True)
 
 
+@proves("sse_keep_alive_interval_s")
+async def test_a_silent_client_gets_a_comment_as_soon_as_was_said_last(site: Open) -> None:
+    here = await site(0, 1)
+    here.decode[0].mode = "held"
+    change(here, sse_keep_alive_interval_s=0.02)
+    async with here.http.post(here.url("/v1/completions"), json=text(stream=True)) as answer:
+        assert await answer.content.readline() == b": keep-alive\n"
+        here.decode[0].go.set()
+
+
 @proves("connect_timeout_s")
 async def test_engines_may_take_as_long_to_accept_as_was_said_last(site: Open) -> None:
     here = await site(0, 1, retry_max_attempts=1)
