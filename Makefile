@@ -109,8 +109,9 @@ docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine wh
 rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Ethernet; Debian's packages
 	$(PYTHON) -m tests.rdma
 
-drill: ## a minute of traffic while engines, store, links and clients fail; a table, and a verdict in the last line
+drill: ## minutes of traffic while engines, store, links and clients fail, and engines freeze; a verdict in the last line
 	$(PYTHON) -m tests.chaos
+	$(PYTHON) -m tests.chaos.frozen
 
 cluster-drill: ## nodes on three hosts (network namespaces: root), over Mooncake and Redis, while each of them fails
 	$(PYTHON) -m tests.chaos.hosts

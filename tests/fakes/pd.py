@@ -65,6 +65,7 @@ class PdEngine:
         mode: "ok"; "500"; "drop" (the connection breaks); "drop_mid" (after two events, or within
             the answer); "drop_end" (after a stream's end mark); "error_mid" (two events, then an
             error event); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`).
+        thawed: while not set, it answers nothing that is asked from then on.
         requests: bodies of completions and chats but for introductions, with `headers` beside.
         began: their bodies as they begin; `computed`: prompts whose KV was computed here.
         live: requests under way.
@@ -82,6 +83,8 @@ class PdEngine:
         network.engines[self.name] = self
         self.mode = "ok"
         self.go = asyncio.Event()
+        self.thawed = asyncio.Event()
+        self.thawed.set()
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
         self.began: asyncio.Queue[Json] = asyncio.Queue()
@@ -109,7 +112,13 @@ class PdEngine:
         return {}
 
     async def start(self) -> None:
-        self._server = HttpServer(Routes(self.routes()).handle, Limits(tick_s=0.02))
+        routes = Routes(self.routes())
+
+        async def handle(exchange: Exchange) -> None:
+            await self.thawed.wait()
+            await routes.handle(exchange)
+
+        self._server = HttpServer(handle, Limits(tick_s=0.02))
         self.port = await self._server.listen("127.0.0.1", self.port)
 
     async def stop(self) -> None:

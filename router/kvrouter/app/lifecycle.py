@@ -71,6 +71,7 @@ class App:
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         for engine in core.pool.all():
             members.prober.watch(engine)
+        members.life.start()
         await members.discovery.start()
         await members.prober.probed()
         self.started.set()
@@ -87,6 +88,7 @@ class App:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await members.discovery.close()
+        await members.life.close()
         await members.prober.close()
         if members.intake is not None:
             members.intake.close()

@@ -9,12 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.compatibility import CompatibilityMonitor, digests_differ
+from kvrouter.engines.life import Lives
 from kvrouter.membership.detect import EngineDetector
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
 from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.life_watch import LifeWatch
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.membership.prober import Prober
 from kvrouter.prefix.events.intake import EventIntake
@@ -24,6 +26,7 @@ from kvrouter.replicas.group import Group
 if TYPE_CHECKING:
     from kvrouter.app.core import Core
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import EngineChange
     from kvrouter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ class Members:
     """What follows the engines, and the other routers."""
 
     prober: Prober
+    life: LifeWatch
     fleet: Fleet
     flags: FlagsSource
     discovery: Discovery
@@ -55,13 +59,15 @@ def make_members(core: Core) -> Members:
     context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports), pool.nodes)
     sources = [make_source(text, context) for text in settings.discovery]
     prober = _make_prober(core, context)
+    life = _make_life_watch(core, prober)
     fleet, flags = Fleet(pool, prober), FlagsSource(settings.members)
     compatibility = CompatibilityMonitor(pool, nodes.difference if nodes else digests_differ)
-    _follow_pool(core, compatibility)
+    _follow_pool(core, compatibility, life)
     intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
-    pool.on_remove(partial(_forget, core, intake))
+    pool.on_remove(partial(_forget, core, intake, life))
     return Members(
         prober=prober,
+        life=life,
         fleet=fleet,
         flags=flags,
         discovery=Discovery(fleet, (flags, *sources), follow_nodes=partial(_follow_nodes, core)),
@@ -89,8 +95,20 @@ def _make_prober(core: Core, context: SourceContext) -> Prober:
         client,
         detector,
         interval_s=settings.health_interval_s,
-        failed_checks=settings.health_failure_threshold,
+        lives=Lives(core.pool.clock, settings.life_limits),
         joins=store.joins if store is not None else None,
+    )
+
+
+def _make_life_watch(core: Core, prober: Prober) -> LifeWatch:
+    tracker = core.tracker
+    return LifeWatch(
+        pool=core.pool,
+        lives=prober.lives,
+        client=prober.client,
+        families=core.families,
+        connections=core.client.connections,
+        events_s=tracker.heard_s if tracker is not None else lambda _: 0.0,
     )
 
 
@@ -99,11 +117,11 @@ def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:
     return Group(redis, prefix, pool=pool, fleet=fleet, index=core.index, tracker=core.tracker)
 
 
-def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
+def _follow_pool(core: Core, compatibility: CompatibilityMonitor, life: LifeWatch) -> None:
     """Have the parts that know engines called when those come and go."""
     pool, models, engine_wait, tracker = core.pool, core.models, core.engine_wait, core.tracker
-    for joined in (models.engine_joined, compatibility.engine_joined, engine_wait.engine_joined):
-        pool.on_join(joined)
+    for knows in (life, core.client, models, compatibility, engine_wait):
+        pool.on_join(knows.engine_joined)
     for left in (models.engine_left, core.index.clear, core.client.engine_left):
         pool.on_leave(left)
     if tracker is not None:
@@ -113,6 +131,7 @@ def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
         pool.on_models_change(changed)
     for served in (pool.on_join, pool.on_models_change):
         served(partial(_count_models, core.metrics))
+    pool.on_change(partial(_count_left, core.metrics))
 
 
 def _follow_nodes(core: Core, urls: list[str]) -> None:
@@ -130,9 +149,15 @@ def _count_models(metrics: Metrics, engine: Engine) -> None:
         metrics.of(name)
 
 
-def _forget(core: Core, intake: EventIntake | None, engine: Engine) -> None:
+def _count_left(metrics: Metrics, change: EngineChange, engine: Engine) -> None:
+    if change == "left":
+        metrics.engines_left[engine.left_for] += 1
+
+
+def _forget(core: Core, intake: EventIntake | None, life: LifeWatch, engine: Engine) -> None:
     """Drop everything that is known of an engine that is removed for good."""
     for each in (engine, *engine.all_ranks.values()):
+        life.forget(each)
         core.index.clear(each)
         if core.tracker is not None:
             core.tracker.forget(each)

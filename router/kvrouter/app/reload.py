@@ -58,6 +58,7 @@ RELOADED: Final = frozenset(
         "health_interval_s",
         "health_timeout_s",
         "health_failure_threshold",
+        "engine_stall_timeout_s",
         "request_timeout_s",
         "stream_idle_timeout_s",
         "sse_keep_alive_interval_s",
@@ -152,7 +153,7 @@ class LiveSettings:
         services.landing_waiter.timeout_s = after.landing_timeout_s
         services.completions.max_choices = after.max_choices
         prober.interval_s, prober.client.timeout_s = after.health_interval_s, after.health_timeout_s
-        prober.failed_checks = after.health_failure_threshold
+        prober.lives.limits.follow(after.life_limits)
 
     def refuse(self, problem: str) -> None:
         """New settings could not be used: the router keeps those that it has."""

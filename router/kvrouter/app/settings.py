@@ -23,6 +23,7 @@ from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
+from kvrouter.engines.life import LifeLimits
 from kvrouter.engines.model_settings import ModelSettings
 from kvrouter.engines.settings import FailoverSettings
 from kvrouter.http.server.settings import ClientSettings
@@ -136,7 +137,10 @@ class RouterSettings(
     health_failure_threshold: int = Field(
         default=2,
         ge=1,
-        description="Failed health checks in a row after which an engine gets no more requests.",
+        description="Failed health checks in a row after which an engine gets no more requests. "
+        "One that does not answer may be busy: it leaves only if it shows no other sign of life, a "
+        "byte of an answer or KV events, for as long as so many checks take, twice as long with "
+        "nothing but prefill legs. Then its requests end or go to another engine.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -336,6 +340,13 @@ class RouterSettings(
                 "no engine for decode legs: give --decode URL (and --prefill URL), or --discovery"
             )
         return self
+
+    @property
+    def life_limits(self) -> LifeLimits:
+        """When an engine is dead: after so many checks in a row without an answer."""
+        checks = self.health_failure_threshold
+        silence_s = checks * max(self.health_interval_s, self.health_timeout_s)
+        return LifeLimits(self.engine_stall_timeout_s, silence_s, checks)
 
     @property
     def engines(self) -> dict[str, Role]:

@@ -137,6 +137,9 @@ class Engine:
     remote_tokens: int = 0  # those of them that other routers report
     computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute
     joins: int = 0  # how often it has joined the pool
+    left_for: str = ""  # the cause for which it last left the pool
+    left_why: str = ""  # the same in a sentence, where it was found dead
+    prefills: int = 0  # those of a server's `requests` that are prefill legs
     draining: bool = False  # a server that gets no new legs, because it is to leave for good
     tls: bool = False  # a server that is reached by HTTPS
     label: str = ""  # what its operator calls it; "": nothing

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Callback = Callable[[Engine], None]
+    Cause = Literal["silent", "stalled", "check", "refused", "changed", "removed"]
     EngineChange = Literal[
         "joined", "left", "draining", "removed", "breaker open", "breaker closed"
     ]
@@ -32,21 +33,23 @@ class Ticket:
     those of the prompt that a decode leg has still to compute.
     """
 
-    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "tokens")
+    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "prefill", "tokens")
 
     def __init__(
-        self, pool: EnginePool, engine: Engine, tokens: int, computing_tokens: int
+        self, pool: EnginePool, engine: Engine, tokens: int, computing_tokens: int, prefill: bool
     ) -> None:
         self._pool: EnginePool | None = pool
         self.engine = engine
         self.tokens = tokens
         self.computing_tokens = computing_tokens
+        self.prefill = prefill
         self.begun = False
 
     def begin(self) -> None:
         """Count the leg as in flight from now on. Idempotent; no effect after `release`."""
         if self._pool is not None and not self.begun:
             self.begun = True
+            self.engine.server.prefills += self.prefill
             self._pool._began(self.engine)
 
     def computed(self) -> None:
@@ -162,7 +165,7 @@ class EnginePool:
         if engine.identity == identity:
             return False
         if engine.identity is not None:
-            self.leave(engine)
+            self.leave(engine, "changed")
         engine.set_ranks(identity.ranks)
         for each in (engine, *engine.ranks):
             each.identity = identity
@@ -186,11 +189,12 @@ class EnginePool:
         self._changed()
         _call(self._models_callbacks, engine.targets)
 
-    def leave(self, engine: Engine) -> bool:
+    def leave(self, engine: Engine, cause: Cause = "changed", why: str = "") -> bool:
         """The server of `engine` is gone; returns whether it was here. Tickets stay valid."""
         server = engine.server
         if server.identity is None:
             return False
+        server.left_for, server.left_why = cause, why
         server.models_before = server.identity.models
         for each in (server, *server.ranks):
             each.identity = None
@@ -292,7 +296,13 @@ class EnginePool:
     # -- load and failures
 
     def reserve(
-        self, engine: Engine, tokens: int, *, begun: bool = True, computing_tokens: int = 0
+        self,
+        engine: Engine,
+        tokens: int,
+        *,
+        begun: bool = True,
+        computing_tokens: int = 0,
+        prefill: bool = False,
     ) -> Ticket:
         """Count `tokens` and a leg on `engine` until the ticket is released.
 
@@ -303,7 +313,7 @@ class EnginePool:
         engine.computing_tokens += computing_tokens
         if engine.server is not engine:
             engine.server.tokens += tokens
-        ticket = Ticket(self, engine, tokens, computing_tokens)
+        ticket = Ticket(self, engine, tokens, computing_tokens, prefill)
         if begun:
             ticket.begin()
         return ticket
@@ -326,12 +336,13 @@ class EnginePool:
     def failed(self, engine: Engine, reason: Failure) -> bool:
         """A leg on `engine` failed; returns whether `engine` may no longer be used.
 
-        REFUSED means that its process is gone: it leaves at once, and joins again by its probe.
+        REFUSED means that its process is gone: it leaves at once, and joins again by its probe. One
+        that was found DEAD has left.
         Other failures count in its breaker.
         """
         if reason is Failure.REFUSED:
-            return self.leave(engine)
-        if engine.identity is None or engine.breaker is None:
+            return self.leave(engine, "refused")
+        if reason is Failure.DEAD or engine.identity is None or engine.breaker is None:
             return False
         self._unsettled.add(engine)
         opens = engine.breaker.failed()
@@ -394,6 +405,7 @@ class EnginePool:
         if not ticket.begun:
             return
         engine.requests -= 1
+        server.prefills -= ticket.prefill
         if server is not engine:
             server.requests -= 1
         if not server.requests:
@@ -406,7 +418,7 @@ class EnginePool:
     def _remove(self, engine: Engine) -> None:
         if self._engines.get(engine.address) is not engine:
             return
-        self.leave(engine)
+        self.leave(engine, "removed")
         del self._engines[engine.address]
         _call(self._remove_callbacks, (engine,))
         self._tell("removed", engine)

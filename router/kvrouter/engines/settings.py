@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from kvrouter.engines.breaker import BreakerLimits
+from kvrouter.engines.life import LifeLimits
 from kvrouter.http.client.pool import Deadlines
 
 
@@ -31,6 +32,15 @@ class FailoverSettings(BaseModel):
         default=Deadlines().connect_s,
         gt=0,
         description="Longest time until an engine has accepted a connection.",
+    )
+    engine_stall_timeout_s: float = Field(
+        default=LifeLimits().stall_s,
+        gt=0,
+        description="Longest time in which an engine may give nothing to its streams while its "
+        "counters of tokens stand still. After that it is taken for dead, though it may answer "
+        "health checks: its requests end or go to another engine. It may always take 20 times as "
+        "long as lately between two events, and 6 times this time if it has no counters. The last "
+        "engine of a model stays.",
     )
     retry_max_attempts: int = Field(
         default=3,

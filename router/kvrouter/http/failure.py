@@ -14,3 +14,4 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"  # no answer, or no further byte of it, within its deadline
     STATUS = "status"  # a 5xx
     ANSWER = "answer"  # an answer that is not what the protocol says
+    DEAD = "dead"  # the engine was found dead while the leg was in flight

@@ -103,6 +103,15 @@ class EngineDetector:
             if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
                 raise
 
+    async def try_core(self, engine: Engine) -> None:
+        """Have it compute a token; ProbeFailed: its core does not. A refusal shows nothing."""
+        path, body = self.families.of(engine).trial(engine.models_before[0])
+        try:
+            await self.ask(engine, path, body)
+        except ProbeFailed as error:
+            if not 400 <= error.status < 500:
+                raise
+
     async def served(self, engine: Engine) -> Identity:
         """The models that `engine` serves now, as an identity without the rest.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from errno import ECONNREFUSED
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
@@ -104,11 +105,14 @@ class ProbeClient:
                     raise ProbeFailed(f"{path} answers {answer.status}: {shown}", answer.status)
                 return ProbeResponse(content, headers)
         except TimeoutError:
-            raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
+            raise ProbeFailed(
+                f"{path} does not answer within {deadline_s:g} s", silent=True
+            ) from None
         except aiohttp.ClientConnectorError as error:
-            raise ProbeFailed(f"{path} cannot be reached: {reason_of(error.os_error)}") from None
+            reason, refused = reason_of(error.os_error), error.errno == ECONNREFUSED
+            raise ProbeFailed(f"{path} cannot be reached: {reason}", silent=not refused) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise ProbeFailed(f"{path}: {error or type(error).__name__}") from None
+            raise ProbeFailed(f"{path}: {error or type(error).__name__}", silent=True) from None
 
 
 def _remedy(status: int) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.families.pages import ProbeFailed
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvrouter.engines.engine import Engine, Identity
+    from kvrouter.engines.life import Lives
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.detect import EngineDetector
     from kvrouter.membership.probe_client import ProbeClient
@@ -23,7 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Prober:
-    """Watches engines: those that are well join the pool, the others leave it.
+    """Watches engines: those that are well join the pool, those that say they are not leave it.
+
+    Who does not answer may only be busy: that is noted in `lives`.
 
     Attributes:
         joins: takes the identity of an engine before it joins, and completes it.
@@ -33,7 +37,7 @@ class Prober:
     client: ProbeClient  # of `detector`; the prober closes it
     detector: EngineDetector  # identifies engines and checks their health
     interval_s: float  # between two health checks of one engine; may change
-    failed_checks: int  # in a row, after which an engine leaves the pool; may change
+    lives: Lives  # of the engines
     joins: Callable[[Identity], Awaitable[Identity]] | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +60,7 @@ class Prober:
     def forget(self, engine: Engine) -> None:
         """Watch `engine` no longer."""
         self._problems.pop(engine, None)
+        self.lives.forget(engine)
         probed = self._probed.pop(engine, None)
         if probed is not None:
             probed.set()
@@ -64,8 +69,9 @@ class Prober:
             task.cancel()
 
     def problem(self, engine: Engine) -> str | None:
-        """What was wrong with `engine` at its last probe, in a sentence; None: nothing."""
-        return self._problems.get(engine)
+        """What was wrong with `engine` at its last probe, and why it is away; None: nothing."""
+        why = engine.left_why if engine.identity is None else ""
+        return "; now: ".join(filter(None, (why, self._problems.get(engine)))) or None
 
     async def close(self) -> None:
         """Stop watching and close connections. Idempotent."""
@@ -77,6 +83,7 @@ class Prober:
 
     async def check(self, engine: Engine) -> str | None:
         """Check its health, then identify it or refresh its models; what is wrong, or None."""
+        pulse = self.lives.pulse(engine)
         try:
             await self.detector.check_health(engine)
             if engine.identity is None:
@@ -84,10 +91,18 @@ class Prober:
             else:
                 await self._refresh_models(engine)
         except ProbeFailed as error:
+            if error.silent:
+                pulse.missed += 1
+            elif error.status:
+                pulse.answered()
             return str(error)
+        pulse.answered()
         return None
 
     async def _identify(self, engine: Engine) -> None:
+        if engine.left_for == "stalled":
+            await self.detector.try_core(engine)
+            log.info("engine %s, which had stalled, computes again", engine.address)
         identity = await self.detector.identify(engine)
         if self.joins is not None:
             identity = await self.joins(identity)
@@ -111,8 +126,9 @@ class Prober:
             self.pool.update_models(engine, identity)
 
     async def _watch(self, engine: Engine, probed: asyncio.Event) -> None:
-        failures, logged = 0, ""
+        refusals, logged, pulse = 0, "", self.lives.pulse(engine)
         while True:
+            missed, began_s = pulse.missed, monotonic()
             try:
                 problem = await self.check(engine)
             except Exception as error:  # an unexpected answer must not end the watch
@@ -121,14 +137,17 @@ class Prober:
             probed.set()
             if problem is None:
                 self._problems.pop(engine, None)
-                failures, logged = 0, ""
+                refusals, logged = 0, ""
                 await asyncio.sleep(self.interval_s)
                 continue
-            failures += 1
+            silent = pulse.missed > missed
+            refusals += not silent
             self._problems[engine] = problem
-            if (engine.identity is None or failures >= self.failed_checks) and (
-                self.pool.leave(engine) or problem != logged
+            leaves = not silent and refusals >= self.lives.limits.failed_checks
+            if (engine.identity is None or leaves) and (
+                self.pool.leave(engine, "check") or problem != logged
             ):
                 log.warning("engine %s is not available: %s", engine.address, problem)
                 logged = problem
-            await asyncio.sleep(self.interval_s)
+            waited_s = monotonic() - began_s if silent else 0.0
+            await asyncio.sleep(max(0.0, self.interval_s - waited_s))

@@ -40,8 +40,13 @@ class LegReservations:
             if held.engine is engine and same:
                 return held
             self.leave(leg)
-        ticket = self._pool.reserve(engine, tokens, begun=False, computing_tokens=computing_tokens)
-        self._tickets[leg is Role.DECODE] = ticket
+        self._tickets[leg is Role.DECODE] = ticket = self._pool.reserve(
+            engine,
+            tokens,
+            begun=False,
+            computing_tokens=computing_tokens,
+            prefill=leg is Role.PREFILL,
+        )
         self._in_flight.add(engine, self._marks)
         return ticket
 

@@ -37,7 +37,7 @@ from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
 from kvrouter.serving.legs.retries import (
-    NOT_TAKEN,
+    AGAIN,
     EngineFull,
     LegFailed,
     Refused,
@@ -115,7 +115,7 @@ class Passthrough:
                 return
             except LegFailed as failed:
                 context.outcome.error, error = str(failed), _as_answer(failed)
-                idle = failed.failure in NOT_TAKEN or isinstance(failed, EngineFull)
+                idle = failed.failure in AGAIN or isinstance(failed, EngineFull)
                 if not (endpoint.again or idle):
                     break
         raise error

@@ -129,8 +129,15 @@ class Metrics(Collector):
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors",
             "Failed legs by reason: a refused or broken connection, a status, a time-out, an "
-            "unusable answer, a full engine.",
+            "unusable answer, a full engine, a dead one.",
             ["leg", "reason"],
+        )
+        self.engines_left = Tally(
+            "kvrouter:engines_left",
+            "Engines that left, by cause: no sign of life (silent), no progress (stalled), a bad "
+            "answer to health checks (check), a refused connection (refused), or another engine is "
+            "there (changed).",
+            ["cause"],
         )
         self.plans = Tally(
             "kvrouter:plans",

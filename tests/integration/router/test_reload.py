@@ -22,6 +22,7 @@ from kvrouter.app.reload import RELOADED, Reload
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.breaker import BreakerLimits, BreakerState
 from kvrouter.engines.engine import Identity, Role
+from kvrouter.http.server.exchange import Exchange
 from kvrouter.options.complaints import UsageError
 from kvrouter_store.node.signals import Signals
 
@@ -256,6 +257,25 @@ async def test_an_engine_leaves_after_as_many_failed_checks_as_were_said_last(si
     assert engine.identity is not None
     change(here, health_failure_threshold=1)
     await until(lambda: engine.identity is None)
+
+
+@proves("engine_stall_timeout_s")
+async def test_an_engine_may_stall_as_long_as_was_said_last(site: Open) -> None:
+    here = await site(0, 2, engine_stall_timeout_s=600.0, cb_failure_threshold=100)
+    for fake in here.decode:
+        fake.mode = "hang_mid"
+        fake.pages["/metrics"] = still
+    asked = asyncio.create_task(here.post(text(stream=True)))
+    engines = here.app.core.pool.engines(Role.DECODE)
+    await until(lambda: any(here.app.members.prober.lives.progress(e).counts for e in engines))
+    change(here, engine_stall_timeout_s=0.2)
+    assert b'"error"' in (await asked)[2]
+    assert here.app.core.metrics.engines_left["stalled"] == 1
+
+
+async def still(exchange: Exchange) -> None:
+    """Counters that stand still."""
+    exchange.respond(200, b"vllm:generation_tokens_total 5.0\n", content_type="text/plain")
 
 
 @proves("retry_max_attempts")

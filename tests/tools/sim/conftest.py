@@ -38,6 +38,10 @@ class LiveSim:
         self._thread.join(DEADLINE_S)
         self._loop.close()
 
+    def call(self, function: Callable[[], object]) -> None:
+        """Call it on the engine's loop, soon."""
+        self._loop.call_soon_threadsafe(function)
+
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of one request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+import orjson
+
 from kvrouter.engines.families.pages import EnginePages, LegSupport
 from kvrouter.engines.families.splice import pick, splice
 
@@ -229,6 +231,12 @@ class Family:
         With `priority` it also shows whether the engine takes one. None: no such probe.
         """
         return None
+
+    def trial(self, model: str) -> tuple[str, bytes | None]:
+        """Path and body of the smallest request that only a working core answers with a 200."""
+        message = {"role": "user", "content": "a"}
+        body = {"model": model, "messages": [message], "max_tokens": 1}
+        return "/v1/chat/completions", orjson.dumps(body)
 
     def _left_out(self, request: Request) -> Changes:
         """The client's members that the decode leg never carries."""

@@ -24,11 +24,17 @@ _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 
 
 class ProbeFailed(Exception):
-    """An engine does not answer a probe as it should; `status` is 0 without an answer."""
+    """An engine does not answer a probe as it should.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    Attributes:
+        status: of its answer; 0: there is none, or it cannot be used.
+        silent: whether nothing came back, not even a refusal of the connection.
+    """
+
+    def __init__(self, message: str, status: int = 0, *, silent: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.silent = silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,10 @@ class Sglang(Family):
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadAnswer(f"prefill answer: {error!r}") from None
 
+    def trial(self, model: str) -> tuple[str, bytes | None]:
+        """The page for which it generates a token (srt/entrypoints/http_server.py)."""
+        return "/health_generate", None
+
     async def generates(self, pages: EnginePages) -> bool:
         """SGLang lists every endpoint; `is_embedding` says how it was started."""
         return (await pages.json(INFO_PAGE)).get("is_embedding") is not True

@@ -173,6 +173,10 @@ class Vllm(Family):
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         return orjson.dumps(probe if priority is None else {**probe, "priority": priority})
 
+    def trial(self, model: str) -> tuple[str, bytes | None]:
+        """The probe."""
+        return "/v1/completions", self.probe_body(model)
+
     async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
         """By its connector; of two (MultiConnector), NixlConnector is what hands KV over."""
         if _NIXL.search(await pages.metrics()) is not None:

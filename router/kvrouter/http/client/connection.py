@@ -32,6 +32,7 @@ class ClientConnection(asyncio.Protocol):
     on_gone: Callable[["ClientConnection"], None]  # called once, when it is closed
     transport: asyncio.Transport = field(init=False)
     expires_at: float = NEVER
+    heard_s: float = 0.0  # when a byte last came that no feed took
     passer: Callable[[bytes], None] | None = None
     _parser: httptools.HttpResponseParser | None = None  # while an answer may come
     _answer: EngineResponse | None = None
@@ -91,9 +92,22 @@ class ClientConnection(asyncio.Protocol):
         self.expires_at = NEVER
         self.transport.abort()
 
-    def cut(self, message: str) -> None:
-        """Close now; an answer that is being read fails with that message."""
-        self._fail(Failure.BROKEN, message)
+    def cut(self, failure: Failure, message: str) -> None:
+        """Close now; an answer that is being read fails like that."""
+        self._fail(failure, message)
+
+    def signs(self) -> tuple[float, float | None, int]:
+        """When its engine last sent a byte; what the stream that is relayed owes, and its events.
+
+        It owes an event since its last one, or since it is read on: never in a pause. None: there
+        is no such stream.
+        """
+        answer, feed = self._answer, self._answer.feed if self._answer is not None else None
+        if answer is None or feed is None:
+            return self.heard_s, None, 0
+        heard_s, since_s = max(self.heard_s, feed.last_s), self.expires_at - self._expect_s
+        owes = self._each and answer.streams
+        return heard_s, max(feed.last_data_s, since_s) if owes else None, feed.events
 
     # -- HasDeadline
 
@@ -130,8 +144,9 @@ class ClientConnection(asyncio.Protocol):
             self._parse(data, self._parser)
 
     def _parse(self, data: bytes, parser: httptools.HttpResponseParser) -> None:
+        self.heard_s = self.loop.time()
         if self._each and self._answer is not None and self._answer.feed is None:
-            self.expires_at = self.loop.time() + self._expect_s
+            self.expires_at = self.heard_s + self._expect_s
         try:
             if not self._bytes_seen:
                 self._bytes_seen = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvrouter.http.client.connection import ClientConnection
+from kvrouter.http.client.open_connections import OpenConnections
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
@@ -14,7 +15,6 @@ from kvrouter_store.connection.keep_alive import keep_alive
 
 __all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "OpenConnections", "UpstreamError"]
 
-_REMOVED = "the engine was removed"
 _KEEP_S = 4.0  # uvicorn, which vLLM's server is, closes an idle connection after 5 s
 
 
@@ -25,32 +25,6 @@ class Deadlines:
     connect_s: float = 5.0
     first_byte_s: float = 600.0
     idle_s: float = 120.0
-
-
-class OpenConnections:
-    """All connections to one engine, also those in use by pools that are closed."""
-
-    def __init__(self) -> None:
-        self._connections: set[ClientConnection] = set()
-        self._cut = False
-
-    def add(self, connection: ClientConnection) -> bool:
-        """Note a new connection; False: it was cut off at once."""
-        if self._cut:
-            connection.abort()
-            return False
-        self._connections.add(connection)
-        return True
-
-    def discard(self, connection: ClientConnection) -> None:
-        """A connection is gone."""
-        self._connections.discard(connection)
-
-    def cut(self) -> None:
-        """Cut all of them off for good, and those that are being made."""
-        self._cut = True
-        for connection in list(self._connections):
-            connection.cut(_REMOVED)
 
 
 @dataclass(eq=False)
@@ -159,7 +133,7 @@ class ConnectionPool:
             raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
         keep_alive(transport.get_extra_info("socket"))
         if not self.open_connections.add(connection):
-            raise UpstreamError(Failure.REFUSED, _REMOVED)
+            raise UpstreamError(Failure.REFUSED, self.open_connections.cut_off)
         self.timer.add(connection)
         return connection
 

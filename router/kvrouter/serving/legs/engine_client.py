@@ -108,7 +108,9 @@ class EngineClient:
         if answer.status == 429:
             raise self._full(engine, leg)
         if engine.rank is not None and _NO_RANK.search(content):
-            self.pool.leave(engine)  # it has fewer ranks than it said: it is detected again
+            self.pool.leave(
+                engine, "changed"
+            )  # it has fewer ranks than it said: it is detected again
             no_rank = UpstreamError(Failure.ANSWER, "it has no such data-parallel rank")
             raise self.failed(engine, no_rank, leg)
         judged = self.worker_keys.judged(engine.server.address, answer.status)
@@ -201,7 +203,17 @@ class EngineClient:
         self.engine_left(engine)
         connections = self._open.pop(engine, None)
         if connections is not None and engine.requests:
-            connections.cut()
+            connections.cut(Failure.BROKEN, "the engine was removed")
+
+    def connections(self, engine: Engine) -> OpenConnections:
+        """All connections to `engine`."""
+        return self._open.setdefault(engine, OpenConnections())
+
+    def engine_joined(self, engine: Engine) -> None:
+        """It is reached again if it was cut off."""
+        if self.connections(engine).cut_off:
+            self.engine_left(engine)
+            del self._open[engine]
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -225,7 +237,7 @@ class EngineClient:
                 engine.host,
                 engine.port,
                 self.timer,
-                open_connections=self._open.setdefault(engine, OpenConnections()),
+                open_connections=self.connections(engine),
                 tls=self.trust.context if engine.server.tls else None,
             )
         return connections.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import NOT_TAKEN, EngineFull, LegFailed, Retries
+from kvrouter.serving.legs.retries import AGAIN, EngineFull, LegFailed, Retries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class PrefillPhase:
                     return
                 context.outcome.error = str(failed)
                 others = self._others(inputs, tried)
-                idle = failed.failure in NOT_TAKEN or isinstance(failed, EngineFull)
+                idle = failed.failure in AGAIN or isinstance(failed, EngineFull)
                 computes = not (others and idle)
                 if computes and context.held.recompute(self.budget, plan.missing_tokens):
                     return

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
 """Failures of an engine that has not seen the request."""
+AGAIN: Final = NOT_TAKEN | {Failure.DEAD}
+"""Failures after which another engine does a prefill leg: this one is no longer there."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 `admit` looks up the cache, reserves slots, and returns a `Generation`.
 """
 
+import asyncio
 import time
 from array import array
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class SimEngine:
     """Owns the slots and the threads that copy to and from them. `close` after the last request.
 
     Attributes:
+        core: not set while the engine computes nothing.
         saves_prompts, saves_answers: which KV it saves in the store: both as vLLM's kv_both, only
             prompts as kv_producer, none as kv_consumer.
     """
@@ -62,6 +64,8 @@ class SimEngine:
         self.memory = KVMemory(self.spec_digest, settings.kv_cache_size, settings.block_bytes)
         self.cache = BlockCache(settings.kv_cache_size)
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
+        self.core = asyncio.Event()
+        self.core.set()
         self._random = Random(settings.seed)
         self.link = self._link(name)
         self.sources = settings.store_sources
@@ -113,6 +117,11 @@ class SimEngine:
             left=answer_tokens,
             arrived_s=arrived_s,
         )
+
+    async def until(self, due_s: float) -> None:
+        """Wait until `due_s` of the monotonic clock, and while `core` is not set: then it hangs."""
+        await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
+        await self.core.wait()
 
     def leave(self, generation: Generation) -> None:
         """End a generation; only the generation calls this."""

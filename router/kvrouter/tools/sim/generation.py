@@ -4,7 +4,6 @@ The order is that of vLLM with a KV connector: use the engine's own blocks, load
 store, compute the rest in steps and save their blocks, then generate one token after the other.
 """
 
-import asyncio
 import time
 from array import array
 from dataclasses import dataclass
@@ -99,10 +98,10 @@ class Generation:
         if self.answer.tokens:
             pause_s = engine.latency.next_token(engine.running)
             due_s = self._due_s + pause_s
-            await _until(due_s)
+            await engine.until(due_s)
             if engine.steps is not None:
                 due_s = engine.steps.token_at(due_s)
-                await _until(due_s)
+                await engine.until(due_s)
             now_s = time.monotonic()
             engine.metrics.between_tokens.observe(now_s - self._last_token_s)
             self._due_s = max(due_s, now_s - pause_s)
@@ -147,7 +146,7 @@ class Generation:
         if not loaded:
             return 0
         seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
-        await _until(began_s + seconds)
+        await engine.until(began_s + seconds)
         self._name(local, local + loaded)
         return loaded
 
@@ -182,10 +181,10 @@ class Generation:
             if saving and done > self._stored_blocks:
                 saving = await self._save(done)
             if engine.steps is None:
-                await _until(began_s + seconds * (stop - first) / (end - first))
+                await engine.until(began_s + seconds * (stop - first) / (end - first))
             else:
                 chunk_s = seconds * (stop - begin) / (end - first)
-                await _until(engine.steps.begin(time.monotonic(), chunk_s))
+                await engine.until(engine.steps.begin(time.monotonic(), chunk_s))
 
     async def _compute_blocks(self, first: int, end: int) -> None:
         slots = self.allocation.slots[first:end]
@@ -286,8 +285,3 @@ class Generation:
         metrics.whole_request.observe(now_s - self.arrived_s)
         if self.answer.tokens:
             metrics.decode_time.observe(now_s - self._first_token_s)
-
-
-async def _until(due_s: float) -> None:
-    """Wait until `due_s` of the monotonic clock; other tasks run in any case."""
-    await asyncio.sleep(max(due_s - time.monotonic(), 0.0))

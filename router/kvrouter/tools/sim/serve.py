@@ -267,6 +267,8 @@ async def _serve(settings: SimSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         port = await server.start()
+        loop.add_signal_handler(signal.SIGUSR1, server.engine.core.clear)
+        loop.add_signal_handler(signal.SIGUSR2, server.engine.core.set)
         print(
             f"kvrouter sim: {settings.role} engine of {settings.model} "
             f"listening on http://{settings.host}:{port}",

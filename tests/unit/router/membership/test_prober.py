@@ -12,6 +12,7 @@ from aiohttp import web
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.engines.life import LifeLimits, Lives
 from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.detect import EngineDetector, read_models
 from kvrouter.membership.probe_client import ProbeClient
@@ -97,7 +98,8 @@ class Bench:
     def prober(self, timeout_s: float = 5.0, joins: Any = None, **options: Any) -> Prober:
         client = ProbeClient(timeout_s=timeout_s)
         detector = EngineDetector(Families(), client.body, **options)
-        return Prober(self.pool, client, detector, interval_s=0.01, failed_checks=2, joins=joins)
+        lives = Lives(self.pool.clock, LifeLimits(failed_checks=2))
+        return Prober(self.pool, client, detector, interval_s=0.01, lives=lives, joins=joins)
 
 
 @pytest.fixture
@@ -216,6 +218,43 @@ async def test_an_engine_that_falls_ill_leaves_and_comes_back_when_it_is_well(
     assert bench.engine.manifest is None
     await prober.close()
     assert caplog.text.count("is not available: /health answers 503") == 1
+
+
+async def test_an_engine_that_answers_no_check_may_be_busy_and_stays(bench: Bench) -> None:
+    prober = bench.prober(timeout_s=0.02)
+    bench.fake.params = None
+    await first_probe(prober, bench.engine)
+    await until(lambda: bench.engine.identity is not None)
+    bench.fake.hang = True
+    pulse = prober.lives.pulse(bench.engine)
+    await until(lambda: pulse.missed > 3)
+    assert bench.engine.identity is not None
+    assert prober.problem(bench.engine) == "/health does not answer within 0.02 s"
+    bench.fake.hang = False
+    await until(lambda: pulse.missed == 0)
+    assert bench.engine.joins == 1
+    await prober.close()
+
+
+async def test_an_engine_that_stalled_must_compute_a_token_before_it_joins(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    prober = bench.prober()
+    bench.fake.params = None
+    await first_probe(prober, bench.engine)
+    await until(lambda: bench.engine.identity is not None)
+    bench.fake.completion_status = 500
+    bench.pool.leave(bench.engine, "stalled", "it computes nothing")
+    told = await prober.check(bench.engine)
+    assert told is not None
+    assert told.startswith("/v1/completions answers 500")
+    assert str(prober.problem(bench.engine)).startswith("it computes nothing")
+    bench.fake.completion_status = 200
+    await until(lambda: bench.engine.identity is not None)
+    assert prober.problem(bench.engine) is None
+    assert caplog.text.count("which had stalled, computes again") == 1
+    await prober.close()
 
 
 async def test_an_engine_whose_port_is_closed_is_logged_once(
