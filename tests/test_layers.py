@@ -32,7 +32,7 @@ tools
 cli
 """.strip().splitlines()
 STORE = """
-errors log system_errors events
+descriptors errors log system_errors events
 identity
 connection
 rdma

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import ssl
@@ -28,27 +28,10 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     return public, [row for row in listed if row[1] in CONTROL | BOTH]
 
 
-class Server(Protocol):
-    """A server of one port: `HttpServer`, or `WebServer` of the control port."""
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-
-    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Accept connections; returns the port. Raises OSError with a sentence."""
-
-    async def renew(self, tls: ssl.SSLContext) -> None:
-        """Use these certificates for new connections. Raises OSError."""
-
-    async def close(self) -> None:
-        """Stop. Idempotent."""
-
-
 class Ports:
     """Opens and closes both servers; `control` needs no key, and may be None."""
 
-    def __init__(self, public: HttpServer, control: Server | None) -> None:
+    def __init__(self, public: HttpServer, control: HttpServer | None) -> None:
         self.public = public
         self.control = control
         self._tls: ssl.SSLContext | None = None
@@ -100,10 +83,7 @@ class Ports:
     async def _renew(self, before: asyncio.Task[None] | None, tls: ssl.SSLContext) -> None:
         if before is not None:
             await before
-        servers: tuple[Server | None, ...] = (self.public, self.control)
-        for server in servers:
-            if server is None:
-                continue
+        for server in filter(None, (self.public, self.control)):
             try:
                 await server.renew(tls)
             except OSError as error:

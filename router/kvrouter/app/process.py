@@ -15,6 +15,7 @@ from kvrouter.app.drain import drain
 from kvrouter.app.reload import Reload
 from kvrouter.prefix.tokenize import TokenizerUnavailable
 from kvrouter.telemetry import request_log
+from kvrouter_store.descriptors import raise_limit
 from kvrouter_store.node.signals import Signals
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
     Raises:
         OSError: an address cannot be bound.
     """
+    limit = raise_limit()
     lines, writer = request_log.set_up(settings.log_level, settings.log_format)
+    log.info("%s", limit)
+    if lack := settings.lack:
+        log.warning("%s", lack)
     try:
         uvloop.run(_main(settings, reread, lines, writer))
     except TokenizerUnavailable as error:

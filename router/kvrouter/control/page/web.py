@@ -1,4 +1,4 @@
-"""The control port as a Quart app, and the endpoints of the status page.
+"""The handler of the control port, and the endpoints of the status page.
 
 The page's files contain no data of the router and need no token. The data is in /status.json, which
 requires the admin token if there is one.
@@ -11,22 +11,16 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-import quart
-from quart import Quart
-from werkzeug.datastructures import Headers
-from werkzeug.exceptions import HTTPException
-
-from kvrouter.errors import ApiError
-from kvrouter.http.server.respond import HttpRequest, HttpResponse, answer, refusal
+from kvrouter.http.server.respond import HttpRequest, HttpResponse, answer
+from kvrouter.http.server.routes import on_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvrouter.access.admin_token import AdminToken
+    from kvrouter.http.server.listener import Handler
     from kvrouter.http.server.respond import Respond, Row
 
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-MAX_BODY_BYTES: Final = 1 << 20
 TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -39,49 +33,22 @@ POLICY: Final = (
     "'script'; trusted-types 'none'"
 )
 """No foreign and no inline content, and no text that becomes HTML or code."""
-EVERYWHERE: Final = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "content-security-policy": POLICY,
-}
+EVERYWHERE: Final = (
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("content-security-policy", POLICY),
+)
 
 
-def control_app(respond: Respond) -> Quart:
-    """An app in which `respond` answers every request."""
-    app = Quart("kvrouter", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-
-    @app.route("/", methods=METHODS)
-    @app.route("/<path:_>", methods=METHODS)
-    async def view(_: str = "") -> quart.Response:
-        asked, headers = quart.request, quart.request.headers
-        request = HttpRequest(
-            asked.method,
-            asked.scope["raw_path"].decode("latin-1"),
-            asked.query_string.decode("latin-1"),
-            {name.lower(): ", ".join(headers.getlist(name)) for name, _ in headers},
-            await asked.get_data(cache=True, as_text=False, parse_form_data=False),
-        )
-        return _sent(answer(respond, request))
-
-    @app.errorhandler(HTTPException)
-    async def refused(error: HTTPException) -> quart.Response:
-        return _sent(refusal(ApiError(error.code or 500, error.description or error.name)))
-
-    @app.after_request
-    async def guarded(response: quart.Response) -> quart.Response:
-        response.headers.update(EVERYWHERE)
-        return response
-
-    return app
+def control_app(respond: Respond) -> Handler:
+    """A handler that answers every request as `respond` does, with headers that guard browsers."""
+    return on_exchange(lambda request: _guarded(answer(respond, request)))
 
 
-def _sent(response: HttpResponse) -> quart.Response:
-    headers = Headers(response.headers)
-    body, status, kind = response.body, response.status, response.content_type
-    return quart.Response(body, status, headers, content_type=kind)
+def _guarded(response: HttpResponse) -> HttpResponse:
+    return response._replace(headers=(*response.headers, *EVERYWHERE))
 
 
 def page_rows(document: Callable[[], bytes], token: AdminToken) -> Iterator[Row]:

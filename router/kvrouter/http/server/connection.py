@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import HttpServer
 
 _LINGER_S = 2.0
+_CROWDED = RequestRefusal(503, "the server takes no more connections; try again", 1)
 _FULL = RequestRefusal(503, "The memory for request bodies is full; try again.", 1)
 
 log = logging.getLogger("kvrouter.http")
@@ -62,8 +63,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
         if not self.server.add(self):
-            self._deny(RequestRefusal(503, "the server takes no more connections; try again"))
-            transport.close()
+            self._deny(_CROWDED)
             return
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         name = transport.get_extra_info("peername")
@@ -214,6 +214,19 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         elif phase is Phase.HEAD:
             self.expires_at = min(self.expires_at, self.loop.time() + _LINGER_S)
+
+    @property
+    def silent_since(self) -> float:
+        """Since when a whole head has been due, on the loop's clock; NEVER: none is due."""
+        phase, limits = self._reader.phase, self._limits
+        if self._current is not None or self._paused or phase not in (Phase.IDLE, Phase.HEAD):
+            return NEVER
+        due_s = limits.idle_timeout_s if phase is Phase.IDLE else limits.head_timeout_s
+        return self.expires_at - due_s
+
+    def give_way(self) -> None:
+        """Close, for others need its place: the answer to what it may send is a 503."""
+        self._deny(_CROWDED)
 
     def cut_off(self) -> None:
         """Cancel the handler, which may end its answer by itself; then close."""

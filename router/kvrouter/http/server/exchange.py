@@ -16,7 +16,7 @@ from kvrouter.http.headers import (
 )
 
 _SPLIT_FRAME_BYTES = 16 * 1024
-_BODILESS = frozenset({204, 304})
+BODILESS = frozenset({204, 304})
 
 
 class Throttle(Protocol):
@@ -130,7 +130,7 @@ class Exchange:
         lines = encode_headers(headers)
         if self.closed:
             return
-        if status in _BODILESS:
+        if status in BODILESS:
             self._muted = True
         elif self.http_1_1:
             self._chunked = True

@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from heapq import nsmallest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvrouter.http.deadlines import DeadlineTimer
@@ -55,6 +57,8 @@ class HttpServer:
         self._date_s = 0
         self._stopped = False
         self._connections: set[Connection] = set()
+        self._refused: dict[Connection, None] = {}  # the oldest first
+        self._look_at = 0.0  # when silent ones are looked for again: it is a look at all
         self._listening: list[asyncio.Server] = []
         self._timer: DeadlineTimer | None = None
         self._empty = asyncio.Event()
@@ -64,6 +68,11 @@ class HttpServer:
     def connections(self) -> int:
         """Connections that are open, or have a handler that has not ended."""
         return len(self._connections)
+
+    @property
+    def refused(self) -> int:
+        """Connections that were too many, and whose clients may still read so."""
+        return len(self._refused)
 
     @property
     def port(self) -> int:
@@ -76,14 +85,19 @@ class HttpServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Accept connections on `host` and `port` (0: any free one); returns the port.
 
-        With `tls` the port takes TLS alone.
+        With `tls` the port takes TLS alone. `::` takes IPv4 as well.
 
         Raises:
             OSError: the address cannot be bound.
         """
         self._timer = DeadlineTimer(asyncio.get_running_loop(), self.limits.tick_s)
         try:
-            self._listening = [await self._accept(tls, host=host, port=port)]
+            if ":" in host:
+                family, dual = socket.AF_INET6, socket.has_dualstack_ipv6()
+                door = socket.create_server((host, port), family=family, dualstack_ipv6=dual)
+                self._listening = [await self._accept(tls, sock=door)]
+            else:
+                self._listening = [await self._accept(tls, host=host, port=port)]
         except OSError as error:
             raise cannot_listen(host, port, error) from None
         return self.port
@@ -146,25 +160,30 @@ class HttpServer:
         for connection in list(self._connections):
             connection.cut_off()
         await self._wait_empty(_CUT_OFF_S)
-        for connection in list(self._connections):
+        for connection in (*self._connections, *self._refused):
             connection.abort()
         await self._wait_empty(_ABORT_S)
         if self._timer is not None:
             self._timer.close()
 
     def add(self, connection: Connection) -> bool:
-        """Note a new connection; False: there are too many, or the server has stopped."""
-        if self._stopped or len(self._connections) >= self.limits.connections:
+        """Note a new connection; False: there are too many, or the server has stopped.
+
+        One that is refused may stay for a moment, until its client has read why.
+        """
+        if self._timer is not None:
+            self._timer.add(connection)
+        if self._stopped or not self._has_room():
+            self._bear(connection)
             return False
         self._connections.add(connection)
         self._empty.clear()
-        if self._timer is not None:
-            self._timer.add(connection)
         return True
 
     def discard(self, connection: Connection) -> None:
         """A connection has closed, and its handler has ended."""
         self._connections.discard(connection)
+        self._refused.pop(connection, None)
         if self._timer is not None:
             self._timer.discard(connection)
         if not self._connections:
@@ -177,6 +196,24 @@ class HttpServer:
             self._date_s = now
             self._date_line = f"date: {formatdate(now, usegmt=True)}\r\n".encode("ascii")
         return self._date_line
+
+    def _has_room(self) -> bool:
+        """Whether one more may come. Of too many, those go that send no request."""
+        now = asyncio.get_running_loop().time()
+        if len(self._connections) >= self.limits.connections and now >= self._look_at:
+            self._look_at, since = now + self.limits.tick_s, now - self.limits.patience_s
+            silent = [each for each in self._connections if each.silent_since <= since]
+            for each in nsmallest(self.limits.refused, silent, key=attrgetter("silent_since")):
+                self._connections.discard(each)
+                self._bear(each)
+                each.give_way()
+        return len(self._connections) < self.limits.connections
+
+    def _bear(self, connection: Connection) -> None:
+        """Leave a refused connection open for a moment; it ends the oldest of too many."""
+        self._refused[connection] = None
+        if len(self._refused) > self.limits.refused:
+            next(iter(self._refused)).transport.abort()
 
     async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvrouter.errors import ApiError
+from kvrouter.http.server.exchange import BODILESS
 from kvrouter.http.server.respond import HttpRequest, answer
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ def on_exchange(respond: Respond) -> Handler:
             exchange.principal,
         )
         answered = answer(respond, asked)
+        if answered.status in BODILESS:
+            exchange.start(answered.status, answered.headers)
+            return exchange.end()
         exchange.respond(
             answered.status,
             answered.body,

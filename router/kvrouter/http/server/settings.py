@@ -5,6 +5,10 @@ from __future__ import annotations
 from pydantic import BaseModel, ByteSize, Field
 
 from kvrouter.http.server.limits import Limits
+from kvrouter_store.descriptors import connections, lack
+
+_EACH = 2
+"""Descriptors of a request: one to the client and one to an engine."""
 
 
 class ClientSettings(BaseModel):
@@ -52,9 +56,15 @@ class ClientSettings(BaseModel):
     def limits(self) -> Limits:
         """Of the public port."""
         return Limits(
+            connections=connections(Limits().connections, _EACH),
             body_memory_bytes=self.max_body_memory,
             idle_timeout_s=self.keep_alive_timeout_s,
             head_timeout_s=self.client_header_timeout_s,
             body_timeout_s=self.client_body_timeout_s,
             write_timeout_s=self.send_timeout_s,
         )
+
+    @property
+    def lack(self) -> str:
+        """A sentence where the limit of open files allows fewer connections; else ''."""
+        return lack(Limits().connections, _EACH)

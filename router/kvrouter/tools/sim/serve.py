@@ -11,12 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Final
 
 import orjson
 import uvloop
 
 from kvrouter.errors import ApiError
 from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import RouteTable
 from kvrouter.openai.request import Kind
@@ -29,6 +31,7 @@ from kvrouter.tools.sim.failures import FailureInjection
 from kvrouter.tools.sim.generation import Generation
 from kvrouter.tools.sim.requests import GenerateRequest, parse_request, parse_tokenize
 from kvrouter.tools.sim.settings import SimSettings
+from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.rdma.base import RdmaUnavailable
 
 log = logging.getLogger("kvrouter.tools.sim")
@@ -37,6 +40,7 @@ _EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 _PLAIN_TYPE = "text/plain; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 1.0
+MOST_CLIENTS: Final = Limits().connections
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -51,7 +55,7 @@ class SimServer:
 
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
-        self.http = HttpServer(self._handle)
+        self.http = HttpServer(self._handle, Limits(connections=connections(MOST_CLIENTS, 1)))
         self.version = VLLM_VERSION
         self._engine: SimEngine | None = None
         self._publisher: EventPublisher | None = None
@@ -289,4 +293,7 @@ async def _serve(settings: SimSettings) -> int:
 def run(settings: SimSettings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(message)s")
+    log.info("%s", raise_limit())
+    if few := lack(MOST_CLIENTS, 1):
+        log.warning("%s", few)
     return uvloop.run(_serve(settings))

@@ -9,6 +9,7 @@ from tests.unit.router.http.conftest import GET, Dial, Serve, hello, post
 
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes
 
 
@@ -353,6 +354,60 @@ async def test_too_many_connections_are_told_so(serve: Serve, dial: Dial) -> Non
     assert (await second.answer())[0] == 503
     first.send(GET)
     assert (await first.answer())[0] == 200
+
+
+async def busy(exchange: Exchange) -> None:
+    """Holds its connection, as a stream does."""
+    exchange.start(200)
+    exchange.write(b"begun")
+    await asyncio.Event().wait()
+
+
+async def holding(serve: Serve, dial: Dial, **limits: float) -> HttpServer:
+    """A server whose only connection streams."""
+    server = await serve(busy, connections=1, **limits)
+    stream = await dial(server)
+    stream.send(GET)
+    await stream.head()
+    return server
+
+
+async def test_a_request_too_many_reads_why_and_no_reset(serve: Serve, dial: Dial) -> None:
+    server = await holding(serve, dial)
+    wire = await dial(server)
+    wire.send(post(b"x" * 500_000))
+    status, headers, _ = await wire.answer()
+    assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+    assert await wire.at_end()
+
+
+async def test_only_so_many_of_the_refused_stay_for_a_moment(serve: Serve, dial: Dial) -> None:
+    server = await holding(serve, dial, refused=2)
+    for count in (1, 2, 2, 2):
+        assert (await (await dial(server)).answer())[0] == 503
+        assert server.refused == count
+
+
+@pytest.mark.parametrize("sent", [b"", GET[:9]])
+async def test_a_silent_connection_makes_way_for_a_request(
+    serve: Serve, dial: Dial, sent: bytes
+) -> None:
+    server = await serve(hello, connections=2, patience_s=0)
+    silent = [await dial(server) for _ in range(2)]
+    for wire in silent:
+        wire.send(GET)
+        await wire.answer()
+        wire.send(sent)
+    wire = await dial(server)
+    wire.send(GET)
+    assert (await wire.answer())[0] == 200
+    assert [(await each.answer())[0] for each in silent] == [503, 503]
+
+
+async def test_a_request_in_progress_makes_way_for_nobody(serve: Serve, dial: Dial) -> None:
+    server = await holding(serve, dial, patience_s=0)
+    assert (await (await dial(server)).answer())[0] == 503
+    assert server.connections == 1
 
 
 async def test_an_expectation_is_answered_before_the_body_comes(serve: Serve, dial: Dial) -> None:
