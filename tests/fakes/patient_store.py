@@ -2,12 +2,12 @@
 
 import sys
 
+from kvrouter.app import store_node
 from kvrouter.cli.main import main
-from kvrouter_store.node import process
 from kvrouter_store.node.settings import StoreSettings
 
 TIER_TIMEOUT_S = 30.0
-serve = process.run
+serve = store_node.run
 
 
 def patient(settings: StoreSettings) -> int:
@@ -16,5 +16,5 @@ def patient(settings: StoreSettings) -> int:
 
 
 if __name__ == "__main__":
-    process.run = patient  # type: ignore[assignment]
+    store_node.run = patient  # type: ignore[assignment]
     sys.exit(main(["store", *sys.argv[1:]]))

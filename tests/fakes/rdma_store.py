@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.fakes.rdma import opens_of
 from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
 
+from kvrouter.app.store_node import run
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, Segments, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import Manifest
-from kvrouter_store.node.process import run
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.rdma.initiator import Initiator, Opens, RemotePool
 

@@ -208,7 +208,7 @@ class StoreProcess:
 RUN = """
 import sys
 from kvrouter_store.node.settings import StoreSettings
-from kvrouter_store.node.process import run
+from kvrouter.app.store_node import run
 flags = sys.argv[1:]
 names = [flag[2:].replace("-", "_") for flag in flags[::2]]
 sys.exit(run(StoreSettings(**dict(zip(names, flags[1::2])))))

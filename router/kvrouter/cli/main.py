@@ -52,7 +52,7 @@ COMMANDS: Final = (
         "run a node of the KV store",
         "[--memory BYTES] [FLAG ...]",
         "kvrouter_store.node.settings:StoreSettings",
-        "kvrouter_store.node.process:run",
+        "kvrouter.app.store_node:run",
     ),
     Command(
         "sim",

@@ -1,20 +1,21 @@
-"""The HTTP side of a store node (Quart): health, metrics, stats, purge, self-test. Moves no KV.
+"""The HTTP side of a store node: health, metrics, stats, purge, self-test. Moves no KV.
 
-Errors have OpenAI's shape. InfiniStore's paths are kept: POST /purge, GET /kvmap_len, /selftest.
-A node with tokens serves only requests with one of them as `Authorization: Bearer`. Pages of other
-sites in a browser can change nothing.
+A function of requests; who runs a node brings the server. Errors have OpenAI's shape. InfiniStore's
+paths are kept: POST /purge, GET /kvmap_len, /selftest. A node with tokens serves only requests with
+one of them as `Authorization: Bearer`. Pages of other sites in a browser can change nothing.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from quart import Quart, Response, has_request_context, jsonify, request
-from werkzeug.exceptions import HTTPException
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.results import RegisteredManifest
@@ -30,7 +31,21 @@ OPEN_PATHS = frozenset({"/healthz"})
 SELFTEST_DEADLINE_S = 10.0
 FLUSH_DEADLINE_S = 60.0
 FLUSH_LATE = "the deadline passed"
-Answer = Response | tuple[Response, int]
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Respond = Callable[[str, str, Mapping[str, str]], Awaitable[Answer]]
+"""Answers a request by its method, its path and its headers, whose names are in lower case."""
+Endpoint = Callable[[str], Awaitable[Answer]]
+"""Answers a request of the tenant with this token; "": the node has no tenants."""
 
 
 class StatsCollector:
@@ -54,117 +69,117 @@ class StatsCollector:
         yield refused
 
 
-def bearer() -> str:
-    """The token that came with the HTTP request being served; '' without one."""
-    if not has_request_context():
-        return ""
-    return bearer_token(request.headers.get("Authorization", ""))
+class HttpApi:
+    """Answers for one running node; with `tenants`, for the caller's own blocks alone."""
 
+    def __init__(
+        self,
+        server: StoreServer,
+        client: OwnClient,
+        *,
+        tenants: bool = False,
+        tiers: Sequence[Guard] = (),
+    ) -> None:
+        self._server = server
+        self._client = client
+        self._tenants = tenants
+        self._tiers = tiers
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {
+            "/metrics": ("GET", self._metrics),
+            "/healthz": ("GET", self._healthz),
+            "/stats": ("GET", self._stats),
+            "/kvmap_len": ("GET", self._kvmap_len),
+            "/engines": ("GET", self._engines),
+            "/selftest": ("GET", self._selftest),
+            "/purge": ("POST", self._purge),
+            "/flush": ("POST", self._flush),
+        }
 
-def create_app(
-    server: StoreServer, client: OwnClient, *, tenants: bool = False, tiers: Sequence[Guard] = ()
-) -> Quart:
-    """The app of one running node; with `tenants`, a purge is of the caller's own blocks."""
-    app = Quart(__name__)
-    _guard(app, server)
-    _observe(app, server, StatsCollector(server, client, tiers))
-    _ask_the_node(app, client)
-    _act_on_blocks(app, server, tenants)
-    _answer_errors(app)
-    return app
-
-
-def _guard(app: Quart, server: StoreServer) -> None:
-    @app.before_request
-    async def check() -> Answer | None:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        why = cross_origin_refusal(request.method, headers)
-        if why:
+    async def answer(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        """See `Respond`. The answer to a HEAD is that to a GET."""
+        if why := cross_origin_refusal(method, headers):
             return _error(403, why, "forbidden")
-        if request.path in OPEN_PATHS or server.admits(bearer()):
-            return None
-        message = "this node needs a token: send it as Authorization: Bearer TOKEN"
-        answer, status = _error(401, message, "unauthorized")
-        answer.headers["WWW-Authenticate"] = 'Bearer realm="kvstore"'
-        return answer, status
+        token = bearer_token(headers.get("authorization", ""))
+        if path not in OPEN_PATHS and not self._server.admits(token):
+            message = "this node needs a token: send it as Authorization: Bearer TOKEN"
+            challenge = (("www-authenticate", 'Bearer realm="kvstore"'),)
+            return _error(401, message, "unauthorized")._replace(headers=challenge)
+        allowed, endpoint = self._find(path)
+        if endpoint is None:
+            return _error(404, f"there is no {path[:200]} here", "invalid_request_error")
+        if method != allowed and (method, allowed) != ("HEAD", "GET"):
+            refusal = _error(405, f"{path} takes {allowed} alone", "invalid_request_error")
+            return refusal._replace(headers=(("allow", allowed),))
+        try:
+            return await endpoint(token if self._tenants else "")
+        except KVStoreError as error:
+            return _error(503, str(error), "store_error")
 
+    def _find(self, path: str) -> tuple[str, Endpoint | None]:
+        """The method of a path and what answers there, if anything does."""
+        above, _, number = path.rpartition("/")
+        if above == "/selftest" and number.isdecimal() and len(number) < 10:
+            return "GET", partial(self._selftest, number=int(number))
+        return self._endpoints.get(path, ("", None))
 
-def _observe(app: Quart, server: StoreServer, collector: StatsCollector) -> None:
-    registry = CollectorRegistry()
-    registry.register(collector)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def _metrics(self, token: str) -> Answer:
+        registry = CollectorRegistry()
+        registry.register(StatsCollector(self._server, self._client.on_behalf(token), self._tiers))
         text = await asyncio.to_thread(generate_latest, registry)
-        return Response(text, content_type=CONTENT_TYPE_LATEST)
+        return Answer(200, text, CONTENT_TYPE_LATEST)
 
-    @app.get("/healthz")
-    async def healthz() -> Answer:
-        if server.draining:
-            return jsonify(status="draining"), 503
-        return jsonify(status="ok"), 200
+    async def _healthz(self, _: str) -> Answer:
+        if self._server.draining:
+            return _as_json(503, status="draining")
+        return _as_json(200, status="ok")
 
-    @app.get("/stats")
-    async def stats() -> Response:
-        return jsonify(server.stats())
+    async def _stats(self, _: str) -> Answer:
+        return _as_json(200, **self._server.stats())
 
-    @app.get("/kvmap_len")
-    async def kvmap_len() -> Response:
-        return jsonify(len=server.stats()["blocks"])
+    async def _kvmap_len(self, _: str) -> Answer:
+        return _as_json(200, len=self._server.stats()["blocks"])
 
-
-def _ask_the_node(app: Quart, client: OwnClient) -> None:
-    @app.get("/engines")
-    async def engines() -> Response:
+    async def _engines(self, token: str) -> Answer:
+        client = self._client.on_behalf(token)
         manifests = await asyncio.to_thread(client.manifests)
         refusals = await asyncio.to_thread(client.refusals)
-        return jsonify(
+        return _as_json(
+            200,
             manifests=[_described(one) for one in manifests],
             refusals=[{"engine": one.engine, "reason": one.reason} for one in refusals],
         )
 
-    @app.get("/selftest")
-    @app.get("/selftest/<int:number>")
-    async def selftest(number: int = 1) -> Answer:
+    async def _selftest(self, token: str, number: int = 1) -> Answer:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(SELFTEST_DEADLINE_S):
-                await asyncio.to_thread(client.selftest)
+                await asyncio.to_thread(self._client.on_behalf(token).selftest)
         except Exception as error:
             return _error(500, f"self-test failed: {error}", "selftest_failed")
-        return jsonify(status="ok", number=number, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return _as_json(200, status="ok", number=number, seconds=seconds)
 
+    async def _purge(self, token: str) -> Answer:
+        return _as_json(200, status="ok", num=self._server.purge(token if self._tenants else None))
 
-def _act_on_blocks(app: Quart, server: StoreServer, tenants: bool) -> None:
-    @app.post("/purge")
-    async def purge() -> Response:
-        return jsonify(status="ok", num=server.purge(bearer() if tenants else None))
-
-    @app.post("/flush")
-    async def flush() -> Answer:
+    async def _flush(self, _: str) -> Answer:
         started = time.perf_counter()
-        why, durable, skipped = await asyncio.to_thread(server.flush_disk, FLUSH_DEADLINE_S)
+        why, durable, skipped = await asyncio.to_thread(self._server.flush_disk, FLUSH_DEADLINE_S)
         if why:
             status = 504 if why == FLUSH_LATE else 503
             return _error(status, f"not everything is durable: {why}", "flush_failed")
         seconds = time.perf_counter() - started
-        return jsonify(durable_blocks=durable, skipped_parts=skipped, seconds=seconds)
+        return _as_json(200, durable_blocks=durable, skipped_parts=skipped, seconds=seconds)
 
 
-def _answer_errors(app: Quart) -> None:
-    @app.errorhandler(KVStoreError)
-    async def store_error(error: KVStoreError) -> Answer:
-        return _error(503, str(error), "store_error")
-
-    @app.errorhandler(HTTPException)
-    async def http_error(error: HTTPException) -> Answer:
-        return _error(error.code or 500, error.description or error.name, "invalid_request_error")
+def _as_json(status: int, /, **members: Any) -> Answer:
+    return Answer(status, orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def _error(status: int, message: str, kind: str) -> tuple[Response, int]:
+def _error(status: int, message: str, kind: str) -> Answer:
     """An error in OpenAI's shape."""
     error = {"message": message, "type": kind, "param": None, "code": status}
-    return jsonify(error=error), status
+    return _as_json(status, error=error)
 
 
 def _described(one: RegisteredManifest) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """The client by which a node's HTTP side uses the node itself. Leaves no block behind."""
 
 import os
-from collections.abc import Callable
 from hashlib import sha256
+from typing import Self
 
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
@@ -37,15 +37,17 @@ def own_address(settings: StoreSettings, url: str, unix_path: str | None) -> tup
 class OwnClient:
     """Uses the node at `url`, each time on a connection of its own.
 
-    token: gives the token of the caller for whom the node is used now.
+    token: of the caller for whom the node is used.
     """
 
-    def __init__(
-        self, url: str, token: Callable[[], str] = str, tls: ClientTls | None = None
-    ) -> None:
+    def __init__(self, url: str, tls: ClientTls | None = None, token: str = "") -> None:
         self._url = url
         self._tls = tls or ClientTls()
         self._token = token
+
+    def on_behalf(self, token: str) -> Self:
+        """The same for another caller."""
+        return type(self)(self._url, self._tls, token)
 
     def manifests(self) -> list[RegisteredManifest]:
         """What is registered, and by which living engines."""
@@ -83,7 +85,7 @@ class OwnClient:
             transport="unix" if self._url.startswith("kv+unix:") else "tcp",
             deadline_s=DEADLINE_S,
             name="http side",
-            token=self._token(),
+            token=self._token,
             tls=self._tls,
         )
 

@@ -1,32 +1,31 @@
 """`kvrouter store`: one store node and its HTTP side, until SIGTERM or SIGINT."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
+import ssl
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
-from hypercorn.asyncio import serve as serve_http
 from pydantic import ByteSize
-from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
-from kvrouter_store.connection.keep_alive import keep_alive
+from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.block_events import publishing_events
 from kvrouter_store.node.disk import flush, logging_notices, refusal
 from kvrouter_store.node.host_advice import Advice, advice, read_files
-from kvrouter_store.node.http_api import bearer, create_app
+from kvrouter_store.node.http_api import HttpApi, Respond
 from kvrouter_store.node.own_client import OwnClient, own_address
 from kvrouter_store.node.placement import placement_notes, plan, reader
 from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import GONE_POLICY, StoreSettings
-from kvrouter_store.node.signals import HttpConfig, Signals, drain, reload_on_hangup
+from kvrouter_store.node.signals import Signals, drain, reload_on_hangup
 from kvrouter_store.node.start_checks import (
     StartRefused,
     TenantToken,
@@ -35,7 +34,7 @@ from kvrouter_store.node.start_checks import (
     tokens_of,
 )
 from kvrouter_store.node.tiers import serving_tiers, tiers_of
-from kvrouter_store.node.tls import plain_wire_warning, tls_of
+from kvrouter_store.node.tls import https_of, plain_wire_warning, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
 from kvrouter_store.system_errors import reason_of
@@ -44,16 +43,32 @@ log = logging.getLogger("kvstore")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 HTTP_GRACE_S = 3.0
 LEAST_FLUSH_S = 0.5
+MOST_CLIENTS = 1024
+FILES_OF_A_CLIENT = 2
+"""Its socket and, if it maps the pool, the pipe that tells of its end."""
 
 
-def run(settings: StoreSettings, opens: Opens = open_device) -> int:
+class HttpServer(Protocol):
+    """Serves HTTP; without TLS where there is no context."""
+
+    async def serve(self, door: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept connections on a bound socket, and own it."""
+
+    async def close(self, grace_s: float) -> None:
+        """Stop; answers get `grace_s` to end."""
+
+
+def run(
+    settings: StoreSettings, http: Callable[[Respond], HttpServer], opens: Opens = open_device
+) -> int:
     """Serve until a signal ends that. Returns the exit code: 0, or 2 where it could not start.
 
+    http: makes the server of the HTTP side.
     opens: opens the devices for RDMA.
     """
     log_to_stderr(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_serve(settings, opens))
+        asyncio.run(_serve(settings, http, opens))
     except StartRefused as error:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
@@ -64,9 +79,11 @@ def run(settings: StoreSettings, opens: Opens = open_device) -> int:
     return 0
 
 
-async def _serve(settings: StoreSettings, opens: Opens) -> None:
+async def _serve(
+    settings: StoreSettings, http: Callable[[Respond], HttpServer], opens: Opens
+) -> None:
     tenants = tokens_of(settings)
-    tls = tls_of(settings)
+    tls, https = tls_of(settings), https_of(settings)
     tiers = tiers_of(settings)
     signals = Signals()
     with ExitStack() as stack:
@@ -80,56 +97,34 @@ async def _serve(settings: StoreSettings, opens: Opens) -> None:
         http_port = listener.getsockname()[1]
         near = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
         own_url, own_tls = own_address(settings, near, server.unix_path)
-        client = OwnClient(own_url, bearer if tenants else str, own_tls)
+        client = OwnClient(own_url, own_tls)
         below = stack.enter_context(serving_tiers(server, settings, tiers, own_url, own_tls))
-        app = create_app(server, client, tenants=bool(tenants), tiers=below)
-        config = _http_config(settings, listener.detach())
+        api = HttpApi(server, client, tenants=bool(tenants), tiers=below)
+        http_server = http(api.answer)
         stack.enter_context(logging_notices(server))
         stack.enter_context(publishing_events(server, settings, tenants))
-        reload_on_hangup(settings, server, config)  # before the line that invites signals
+        reload_on_hangup(settings, server, https)  # before the line that invites signals
+        await http_server.serve(listener, https)
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "
             f"unix:{server.unix_path or 'none'} "
             f"pool:{ByteSize(server.stats()['pool_bytes']).human_readable()}",
             flush=True,
         )
-        await _serve_until_left(app, config, server, settings, signals)
+        try:
+            await _left(server, settings, signals)
+        finally:
+            await http_server.close(0.0 if signals.at_once.is_set() else HTTP_GRACE_S)
 
 
-def _http_config(settings: StoreSettings, listener: int) -> HttpConfig:
-    config = HttpConfig()
-    config.bind = [f"fd://{listener}"]
-    config.certfile = settings.tls_cert_file or None
-    config.keyfile = settings.tls_key_file or None
-    config.create_ssl_context()  # now: of the same files as the node's
-    config.graceful_timeout = HTTP_GRACE_S
-    config.errorlog = logging.getLogger("kvrouter_store.node.http_api")
-    return config
-
-
-async def _serve_until_left(
-    app: Quart, config: HttpConfig, server: StoreServer, settings: StoreSettings, signals: Signals
-) -> None:
-    """Serve HTTP, also while the node drains: it says so in /healthz."""
-
-    async def left() -> None:
-        await signals.leave.wait()
-        end = time.monotonic() + settings.drain_timeout
-        await drain(server, settings.drain_timeout, signals.at_once)
-        if settings.disk and not signals.at_once.is_set():
-            # Blocks are written while clients end; little is left for the last flush.
-            await flush(server, max(end - time.monotonic(), LEAST_FLUSH_S))
-
-    http = asyncio.ensure_future(serve_http(app, config, shutdown_trigger=left))
-    at_once = asyncio.ensure_future(signals.at_once.wait())
-    await asyncio.wait({http, at_once}, return_when=asyncio.FIRST_COMPLETED)
-    at_once.cancel()
-    if http.done():
-        return http.result()
-    config.graceful_timeout = 0
-    http.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await http
+async def _left(server: StoreServer, settings: StoreSettings, signals: Signals) -> None:
+    """Wait for a signal, and let the node drain. HTTP is served meanwhile: /healthz says so."""
+    await signals.leave.wait()
+    end = time.monotonic() + settings.drain_timeout
+    await drain(server, settings.drain_timeout, signals.at_once)
+    if settings.disk and not signals.at_once.is_set():
+        # Blocks are written while clients end; little is left for the last flush.
+        await flush(server, max(end - time.monotonic(), LEAST_FLUSH_S))
 
 
 def _start_store(
@@ -137,6 +132,7 @@ def _start_store(
 ) -> StoreServer:
     quotas = quotas_of(settings, tenants)
     check_disk(settings)
+    raised = raise_limit()
     path = _own_unix_path(settings)
     _check_memory(settings)
     pages, prefault = settings.huge_pages, settings.prefault
@@ -163,13 +159,17 @@ def _start_store(
         reserve_bytes=int(settings.reserve_limit) or None,
         reserve_timeout_s=settings.reserve_timeout,
         digests=settings.digests == "checked",
+        max_connections=connections(MOST_CLIENTS, FILES_OF_A_CLIENT),
     )
+    if few := lack(MOST_CLIENTS, FILES_OF_A_CLIENT):
+        log.warning("%s", few)
     if danger := plain_wire_warning(settings):
         log.warning("%s", danger)
     # Read before the pool takes its memory, and warnings first: the kernel may end the process.
     lacks = advice(read_files(), int(settings.memory), set_aside=placing.explicit)
     _log(one for one in lacks if one.level >= logging.WARNING)
     server.start()
+    log.info("%s", raised)
     _log(one for one in lacks if one.level < logging.WARNING)
     _log(placement_notes(placing, server.placed))
     return server
@@ -209,7 +209,6 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keep_alive(listener)
         listener.bind((host, port))
         listener.listen()
     except BaseException:

@@ -6,8 +6,6 @@ import signal
 import ssl
 import time
 
-from hypercorn.config import Config
-
 from kvrouter_store._core import StoreServer
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, tokens_of
@@ -70,29 +68,19 @@ async def drain(server: StoreServer, timeout_s: float, at_once: asyncio.Event) -
     return False
 
 
-class HttpConfig(Config):
-    """Hypercorn's settings. HTTPS reads its certificate once, and again after SIGHUP only."""
-
-    shown: ssl.SSLContext | None = None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        """The same each time."""
-        if self.shown is None:
-            self.shown = super().create_ssl_context()
-        return self.shown
-
-
-def reload_on_hangup(settings: StoreSettings, server: StoreServer, http: HttpConfig) -> None:
+def reload_on_hangup(
+    settings: StoreSettings, server: StoreServer, https: ssl.SSLContext | None
+) -> None:
     """From now on SIGHUP reloads tokens and certificate. Needs the running loop."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, server, http)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, server, https)
 
 
-def _reload(settings: StoreSettings, server: StoreServer, http: HttpConfig) -> None:
+def _reload(settings: StoreSettings, server: StoreServer, https: ssl.SSLContext | None) -> None:
     """Read the files again. A file that cannot be used is logged, and changes nothing."""
     if settings.token_file:
         _reload_tokens(settings, server)
     if settings.tls_cert_file:
-        _reload_certificate(settings, server, http)
+        _reload_certificate(settings, server, https)
     if not (settings.token_file or settings.tls_cert_file):
         log.info("SIGHUP: there is nothing to read again")
 
@@ -112,13 +100,15 @@ def _reload_tokens(settings: StoreSettings, server: StoreServer) -> None:
         log.info("SIGHUP: tokens were read again; connections that had another: %d, ended", ended)
 
 
-def _reload_certificate(settings: StoreSettings, server: StoreServer, http: HttpConfig) -> None:
+def _reload_certificate(
+    settings: StoreSettings, server: StoreServer, https: ssl.SSLContext | None
+) -> None:
     try:
         tls = tls_of(settings)
         if tls is not None:
             server.follow_tls(tls)
-        if http.shown is not None:
-            http.shown.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+        if https is not None:
+            https.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
     except (StartRefused, OSError) as error:
         log.error("SIGHUP: certificates stay as they are: %s", error)
     else:

@@ -1,11 +1,18 @@
 """TLS of a store node: the files it is started with."""
 
+from __future__ import annotations
+
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvrouter_store._core import TlsContext
-from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, is_loopback
+
+if TYPE_CHECKING:
+    import ssl
+
+    from kvrouter_store.node.settings import StoreSettings
 
 
 def tls_of(settings: StoreSettings) -> TlsContext | None:
@@ -24,6 +31,20 @@ def tls_of(settings: StoreSettings) -> TlsContext | None:
         return TlsContext.server(cert_file=cert, key_file=key, ca_file=ca)
     except ValueError as error:
         raise StartRefused(str(error)) from None
+
+
+def https_of(settings: StoreSettings) -> ssl.SSLContext | None:
+    """The context of the HTTP side, of the same files; None where the node is to be plain.
+
+    OSError where a file cannot be used: call `tls_of` first, which says so in a sentence.
+    """
+    if not settings.tls_cert_file:
+        return None
+    import ssl  # noqa: PLC0415 (some Pythons have none)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    return context
 
 
 def _check_key(path: Path) -> None:

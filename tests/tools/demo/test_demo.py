@@ -55,7 +55,7 @@ def test_killed_it_takes_everything_with_it(running: type[Running]) -> None:
 def test_no_torch_is_imported_on_the_way() -> None:
     code = (
         "import sys, kvrouter.tools.demo.run, kvrouter.tools.sim.serve;"
-        "import kvrouter_store.node.process;"
+        "import kvrouter.app.store_node;"
         "sys.exit(any(name.split('.')[0] in ('torch', 'vllm') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

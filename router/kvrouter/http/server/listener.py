@@ -90,17 +90,20 @@ class HttpServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        self._timer = DeadlineTimer(asyncio.get_running_loop(), self.limits.tick_s)
         try:
             if ":" in host:
                 family, dual = socket.AF_INET6, socket.has_dualstack_ipv6()
                 door = socket.create_server((host, port), family=family, dualstack_ipv6=dual)
-                self._listening = [await self._accept(tls, sock=door)]
+                await self.serve(door, tls)
             else:
                 self._listening = [await self._accept(tls, host=host, port=port)]
         except OSError as error:
             raise cannot_listen(host, port, error) from None
         return self.port
+
+    async def serve(self, door: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """As `listen`, on a socket that is bound; the server closes it."""
+        self._listening = [await self._accept(tls, sock=door)]
 
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Use `tls` for new connections; none is refused meanwhile, and open ones stay.
@@ -217,6 +220,8 @@ class HttpServer:
 
     async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
         loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._timer = DeadlineTimer(loop, self.limits.tick_s)
         if tls is not None:
             where |= {
                 "ssl": tls,

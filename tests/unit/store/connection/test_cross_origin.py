@@ -9,7 +9,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 from kvrouter_store.connection.tokens import bearer_token
-from kvrouter_store.node.http_api import create_app
+from kvrouter_store.node.http_api import HttpApi
 from kvrouter_store.node.own_client import OwnClient
 
 OWN = {"host": "127.0.0.1:7480"}
@@ -65,19 +65,19 @@ def test_what_changes_nothing_is_not_looked_at(method: str) -> None:
 async def test_a_page_of_another_site_cannot_purge_a_node_without_tokens(
     server: StoreServer,
 ) -> None:
-    http = create_app(server, OwnClient("kv://127.0.0.1:1")).test_client()
+    http = HttpApi(server, OwnClient("kv://127.0.0.1:1"))
     with StoreClient(f"kv://127.0.0.1:{server.port}") as client:
         put_chain(client, MANIFEST, chain_of(3))
         for path in ("/purge", "/flush"):
-            refused = await http.post(path, headers={"Origin": "http://evil"})
-            assert refused.status_code == 403
-            error = json.loads(await refused.get_data())["error"]
+            refused = await http.answer("POST", path, {"origin": "http://evil"})
+            assert refused.status == 403
+            error = json.loads(refused.body)["error"]
             assert (error["type"], error["code"]) == ("forbidden", 403)
             assert "without a browser" in error["message"]
         assert client.match(MANIFEST, chain_of(3)).blocks == 3
-        assert (await http.get("/stats", headers={"Origin": "http://evil"})).status_code == 200
-        done = await http.post("/purge")
-        assert await done.get_json() == {"status": "ok", "num": 3}
+        assert (await http.answer("GET", "/stats", {"origin": "http://evil"})).status == 200
+        done = await http.answer("POST", "/purge", {})
+        assert json.loads(done.body) == {"status": "ok", "num": 3}
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])

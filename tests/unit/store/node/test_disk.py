@@ -1,5 +1,6 @@
 """The SSD tier as clients see it: what memory let go is still there, unless the disk fails."""
 
+import json
 import resource
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.dialer import TransportName
-from kvrouter_store.node.http_api import create_app
+from kvrouter_store.node.http_api import HttpApi
 from kvrouter_store.node.own_client import OwnClient
 
 Start = Callable[..., DiskNode]
@@ -140,7 +141,6 @@ def test_a_full_disk_is_bypassed_and_used_again(start_over_disk: Start) -> None:
 
 
 async def test_a_node_without_a_disk_cannot_flush(server: StoreServer) -> None:
-    client = create_app(server, OwnClient("kv://127.0.0.1:1")).test_client()
-    answer = await client.post("/flush")
-    assert answer.status_code == 503
-    assert "there is no disk" in (await answer.get_json())["error"]["message"]
+    answer = await HttpApi(server, OwnClient("kv://127.0.0.1:1")).answer("POST", "/flush", {})
+    assert answer.status == 503
+    assert "there is no disk" in json.loads(answer.body)["error"]["message"]

@@ -16,7 +16,7 @@ from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import SharingRefusal
-from kvrouter_store.node.http_api import create_app
+from kvrouter_store.node.http_api import HttpApi
 from kvrouter_store.node.own_client import OwnClient
 
 MANIFEST = manifest_of(4096)
@@ -107,10 +107,9 @@ async def test_a_self_test_that_fails_is_an_error_with_its_reason(server: StoreS
         def selftest(self) -> None:
             raise RuntimeError("block 1 came back wrong")
 
-    client = create_app(server, Broken("kv://127.0.0.1:1")).test_client()
-    answer = await client.get("/selftest")
-    assert answer.status_code == 500
-    assert "block 1 came back wrong" in (await answer.get_json())["error"]["message"]
+    answer = await HttpApi(server, Broken("kv://127.0.0.1:1")).answer("GET", "/selftest", {})
+    assert answer.status == 500
+    assert "block 1 came back wrong" in json.loads(answer.body)["error"]["message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
