@@ -100,6 +100,7 @@ class Session {
   bool sealed() const { return tls_ != nullptr; }
   // Encrypted output, or output of TLS itself, waits for the socket.
   bool sealed_pending() const { return tls_ != nullptr && tls_->writing(); }
+  size_t output_bytes() const { return output_bytes_; }
   bool output_full() const {
     return output_bytes_ > kMaxOutputBytes || output_.size() > kMaxOutputs;
   }

@@ -36,6 +36,10 @@ std::string_view Node::why_not(const wire::HelloRequest& request, std::optional<
   status = Status::kUnauthorized;
   if (!tenant) return "it needs a token, and this one is not valid";
   status = Status::kLimit;
+  if (state_.sessions.size() - awaiting_hello_.size() >= state_.options.max_connections) {
+    ++state_.counters.rejected;
+    return "the node has as many connections as it may";
+  }
   if (state_.tenant_counts[*tenant].connections >= state_.options.limits.connections) {
     ++state_.tenant_counts[*tenant].limited;
     return "the tenant has as many connections as it may";

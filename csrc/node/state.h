@@ -33,6 +33,7 @@ struct NodeOptions {
   std::optional<uint64_t> reserve_bytes{};  // per client; default: kReserveShare of the pool
   double reserve_timeout_s = 30.0;       // the reservations of a connection end after this silence
   bool digests = true;                   // false: no digest is computed or checked
+  size_t max_connections = 1024;         // a HELLO beyond is refused
   uint32_t turn_blocks = Turn::kBlocks;  // a turn of a connection looks at so many blocks at most
 };
 

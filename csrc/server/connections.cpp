@@ -1,5 +1,6 @@
 #include "server/connections.h"
 
+#include <malloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -19,6 +20,9 @@ constexpr size_t kReadMostBytes = 256u << 10;  // of a body that has been announ
 // Of a payload: few wake-ups, and soon enough for the bytes to be still in the caches.
 constexpr size_t kWakeBytes = 256u << 10;
 constexpr int kAcceptsInARow = 64;
+constexpr size_t kTrimBytes = 8u << 20;
+// One in so many more than there may be: their HELLO is answered with the reason.
+constexpr size_t kSparePart = 64;
 
 }  // namespace
 
@@ -51,7 +55,7 @@ void Connections::accept_all(bool local) {
       return;
     }
     make_way();
-    if (node_.sessions().size() >= options_.max_connections) {
+    if (is_full()) {
       ++node_.counters().rejected;
       continue;
     }
@@ -68,14 +72,18 @@ void Connections::accept_again() {
   start();
 }
 
+bool Connections::is_full() const {
+  const size_t most = options_.max_connections;
+  return node_.sessions().size() >= most + std::max<size_t>(most / kSparePart, 1);
+}
+
 // A connection without a HELLO may not keep out a client: the oldest of them is ended. With tokens,
 // such connections may be only a part of all.
 void Connections::make_way() {
   const auto& waiting = node_.awaiting_hello();
   const size_t part = options_.tenants.empty() ? 1 : TenantLimits::kAwaitingHelloPart;
   const bool many = waiting.size() >= std::max<size_t>(options_.max_connections / part, 1);
-  const bool full = node_.sessions().size() >= options_.max_connections;
-  if (waiting.empty() || !(many || full)) return;
+  if (waiting.empty() || !(many || is_full())) return;
   ++node_.counters().rejected;
   end(*waiting.begin());
 }
@@ -230,7 +238,16 @@ void Connections::set_interest(Session& session) {
   if (poller_.change(session.socket(), Poller::kSession, wanted, session.id) != 0) end(session.id);
 }
 
+void Connections::trim() {
+  if (unread_bytes_ < kTrimBytes) return;
+  unread_bytes_ = 0;
+#ifdef __GLIBC__
+  malloc_trim(0);  // small blocks between others: free() alone keeps their pages
+#endif
+}
+
 void Connections::end(uint64_t id) {
+  if (const Session* session = node_.find_session(id)) unread_bytes_ += session->output_bytes();
   const std::optional<uint64_t> fence = node_.end_session(id);
   // Should epoll not take it, the slots stay out of use: memory lost, no byte wrong.
   if (fence) poller_.add(node_.fences().descriptor(*fence), Poller::kFence, 0, *fence);

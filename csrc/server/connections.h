@@ -33,11 +33,14 @@ class Connections {
   // Sends what requests of other connections have made, such as landings.
   void flush_dirty();
   void end(uint64_t id);
+  // Returns to the system what ended connections had not read, if that was much.
+  void trim();
   // Ends those that make no progress, and those without anything in flight.
   void end_stalled();
   void end_idle();
 
  private:
+  bool is_full() const;
   void make_way();
   IoState read_some(Session& session);
   IoState read_payload(Session& session, size_t& budget);
@@ -52,6 +55,7 @@ class Connections {
   Poller& poller_;
   File tcp_, unix_;
   bool accept_paused_ = false;
+  size_t unread_bytes_ = 0;       // of ended connections, since the last trim
   std::vector<uint64_t> queued_;  // with input that is still to be looked at
 };
 

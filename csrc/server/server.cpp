@@ -69,7 +69,8 @@ int Server::open() {
       NodeOptions{options_.granule_bytes, options_.node, options_.unix_path, read_boot_id(), epoch_,
                   options_.eviction, Tenants(options_.tenants), limits, pool_->pages(),
                   pool_->page_bytes(), pool_->regions(), options_.lend_bytes,
-                  options_.reserve_bytes, options_.reserve_timeout_s, options_.digests},
+                  options_.reserve_bytes, options_.reserve_timeout_s, options_.digests,
+                  options_.max_connections},
       pool_->data(), pool_->size(), pool_->readable_fd(), pool_->writable_fd(), directory_.get());
   connections_ =
       std::make_unique<Connections>(options_, *node_, poller_, std::move(tcp), std::move(unix));
@@ -176,6 +177,7 @@ void Server::sweep() {
   node_->read_notes();
   node_->expire_reservations();
   connections_->end_stalled();
+  connections_->trim();
   connections_->accept_again();
   const auto quarter = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options_.frame_deadline_s) / 4);

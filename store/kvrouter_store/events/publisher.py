@@ -17,6 +17,9 @@ from kvrouter_store.events.sockets import Inbox, open_socket
 COUNT_BITS: Final = 40
 """The lower bits of a message's number count the messages of its publisher from 0. The upper ones
 distinguish publishers before and after a restart, where these do so: 0 with vLLM."""
+MAX_ASKED_BYTES: Final = 4096
+MAX_ASKED: Final = 256
+"""Of one peer; the rest waits in its own socket."""
 END = [b"", (-1).to_bytes(8, "big", signed=True), b""]
 
 
@@ -36,12 +39,12 @@ class EventSockets:
     def __post_init__(self) -> None:
         self.kept: deque[list[bytes]] = deque(maxlen=self.buffer_steps)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = open_socket(self._context, zmq.PUB)
+        self._socket = _told_little(open_socket(self._context, zmq.PUB))
         self._replays: Inbox | None = None
         try:
             (self._socket.bind if self.bind else self._socket.connect)(self.endpoint)
             if self.replay_endpoint is not None:
-                router = open_socket(self._context, zmq.ROUTER)
+                router = _told_little(open_socket(self._context, zmq.ROUTER))
                 router.bind(self.replay_endpoint)
                 self._replays = Inbox(router, partial(self._replay, router))
         except zmq.ZMQError:
@@ -72,6 +75,13 @@ class EventSockets:
         wanted = [message for message in self.kept if message[1] >= start]
         for message in [*wanted, END]:
             router.send_multipart([client, b"", *message], zmq.NOBLOCK)
+
+
+def _told_little(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """With bounds for subscriptions and requests: what strangers send waits in memory."""
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
+    socket.setsockopt(zmq.RCVHWM, MAX_ASKED)
+    return socket
 
 
 def _port(socket: "zmq.Socket[bytes]") -> int:

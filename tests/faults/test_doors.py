@@ -1,0 +1,127 @@
+"""Strangers at every listening port of every process: afterwards nothing of theirs is left.
+
+KVROUTER_DOORS_SECONDS makes each attack as long, and then a running stream may not feel it either.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.fakes.certificates import Authority
+from tests.faults.fleet import MODEL, Fleet, Held, fleet
+from tests.faults.strangers import ATTACKS
+
+SECONDS = float(os.environ.get("KVROUTER_DOORS_SECONDS", "2"))
+LONG = SECONDS >= 30
+MOST_BYTES = 64 << 20
+MOST_FILES = 4
+"""More than before: connections that the processes keep among themselves."""
+MOST_GAP_S = 0.1
+SETTLE_S = 60.0
+ANSWER_S = 10.0
+
+
+class Client:
+    """An ordinary client of the router: one long stream, and requests beside it."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self._url = f"{url}/v1/completions"
+        self._http = http
+        self.gap_s = 0.0
+        self.answers: list[object] = []
+
+    def _body(self, tokens: int, *, stream: bool) -> dict[str, object]:
+        return {"model": MODEL, "prompt": "a", "max_tokens": tokens, "stream": stream}
+
+    async def stream(self) -> None:
+        """Read one stream after another until cancelled; notes the longest gap."""
+        while True:
+            async with self._http.post(self._url, json=self._body(1000, stream=True)) as answer:
+                last = None
+                async for _ in answer.content.iter_any():
+                    now = time.monotonic()
+                    self.gap_s = max(self.gap_s, now - (last or now))
+                    last = now
+
+    async def ask(self) -> None:
+        """One request after another, each on a connection of its own, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    async with self._http.post(self._url, json=self._body(2, stream=False)) as got:
+                        self.answers.append(got.status)
+            except (TimeoutError, aiohttp.ClientError) as error:
+                self.answers.append(repr(error))
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def traffic(url: str) -> AsyncIterator[Client]:
+    """A client at work."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
+        client = Client(url, http)
+        tasks = [asyncio.create_task(client.stream()), asyncio.create_task(client.ask())]
+        yield client
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def longest_gap(url: str) -> float:
+    """Of a stream that is left in peace for as long."""
+    async with traffic(url) as client:
+        await asyncio.sleep(min(SECONDS, 20))
+    return client.gap_s
+
+
+async def strangers(name: str, here: Fleet) -> None:
+    """That attack on all doors at once."""
+    program = (sys.executable, "-m", "tests.faults.strangers", name, str(SECONDS))
+    attack = await asyncio.create_subprocess_exec(*program, *here.doors.values())
+    async with asyncio.timeout(SECONDS + 60):
+        assert await attack.wait() == 0
+
+
+async def left(here: Fleet, before: dict[str, Held]) -> dict[str, str]:
+    """What of strangers is left in which process, once nothing of them goes any more."""
+    kept: dict[str, str] = {}
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end:
+        kept = {}
+        for name, now in here.held().items():
+            was = before[name]
+            more_bytes, more_files = now.rss_bytes - was.rss_bytes, now.files - was.files
+            if more_bytes > MOST_BYTES or more_files > MOST_FILES:
+                kept[name] = f"{more_bytes >> 20} MiB, {more_files} descriptors"
+        if not kept:
+            return {}
+        await asyncio.sleep(0.2)
+    return kept
+
+
+@pytest.mark.timeout(SECONDS * (len(ATTACKS) + 1) + 300)
+async def test_what_strangers_do_at_any_door_is_gone_with_them(tmp_path: Path) -> None:
+    wrong = []
+    async with fleet(tmp_path, Authority(tmp_path)) as here:
+        quiet_s = await longest_gap(here.url)
+        for name in ATTACKS:
+            before = here.held()
+            async with traffic(here.url) as client:
+                await strangers(name, here)
+            kept = await left(here, before)
+            print(
+                f"{name}: gap {client.gap_s:.3f} s ({quiet_s:.3f} s without), answers "
+                f"{len(client.answers)}, left {kept}"
+            )
+            if failed := [each for each in client.answers if each != 200]:
+                wrong.append(f"{name}: {len(failed)} of {len(client.answers)}: {failed[:3]}")
+            if LONG and client.gap_s > quiet_s + MOST_GAP_S:
+                wrong.append(f"{name}: a gap of {client.gap_s:.3f} s, {quiet_s:.3f} s without")
+            wrong += [f"{name}: {process} holds {what}" for process, what in kept.items()]
+    assert wrong == []
