@@ -436,7 +436,8 @@ void connections_that_say_no_hello_keep_no_client_out() {
   CHECK(gauge("connections") == 9 && gauge("rejected_connections_total") == 49);
   // None with a HELLO is ended. Another reads why it is not served.
   Client late = Client::tcp(server.port());
-  CHECK(late.send(encode_frame(Op::kHello, Status::kOk, 1, HelloRequest{0, "late"})));
+  HelloRequest hello{0, "late"};
+  CHECK(late.send(encode_frame(Op::kHello, Status::kOk, 1, hello)));
   late.expect<ErrorReply>(Op::kHello, Status::kLimit);
   CHECK(!late.receive() && gauge("rejected_connections_total") == 51);
 }

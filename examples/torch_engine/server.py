@@ -13,6 +13,7 @@ import torch
 import transformers
 from aiohttp import web
 
+from kvrouter_store.descriptors import raise_limit
 from kvrouter_store.errors import KVStoreError
 
 from .generation import Engine, Generated
@@ -158,6 +159,7 @@ def _event(content: Mapping[str, Any]) -> bytes:
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGTERM or SIGINT. Ends the program where the model cannot be served."""
     transformers.logging.disable_progress_bar()
+    log.info("%s", raise_limit())
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:

@@ -67,10 +67,12 @@ async def traffic(url: str) -> AsyncIterator[Client]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         client = Client(url, http)
         tasks = [asyncio.create_task(client.stream()), asyncio.create_task(client.ask())]
-        yield client
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            yield client
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def longest_gap(url: str) -> float:

@@ -19,7 +19,7 @@ COUNT_BITS: Final = 40
 distinguish publishers before and after a restart, where these do so: 0 with vLLM."""
 MAX_ASKED_BYTES: Final = 4096
 MAX_ASKED: Final = 256
-"""Of one peer; the rest waits in its own socket."""
+"""Of one peer, at a time."""
 END = [b"", (-1).to_bytes(8, "big", signed=True), b""]
 
 
@@ -27,11 +27,11 @@ END = [b"", (-1).to_bytes(8, "big", signed=True), b""]
 class EventSockets:
     """Sends messages and repeats those `kept`. Never blocks; ZMQ drops what nobody subscribes to.
 
-    zmq.ZMQError: an endpoint cannot be used. For one thread.
+    zmq.ZMQError: an endpoint cannot be used. For the running loop.
     """
 
     endpoint: str  # of messages
-    replay_endpoint: str | None = None  # of replays, on the running loop; None: there are none
+    replay_endpoint: str | None = None  # of replays; None: there are none
     buffer_steps: int = 10_000  # messages that can be repeated
     bind: bool = True  # False: `endpoint` is a subscriber's, to connect to
     on_replay: Callable[[bytes], None] = lambda start: None  # the first number that is wanted
@@ -40,9 +40,12 @@ class EventSockets:
         self.kept: deque[list[bytes]] = deque(maxlen=self.buffer_steps)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = _told_little(open_socket(self._context, zmq.PUB))
+        self._subscriptions: Inbox | None = None
         self._replays: Inbox | None = None
         try:
             (self._socket.bind if self.bind else self._socket.connect)(self.endpoint)
+            # Only who takes what peers send notices that they have left.
+            self._subscriptions = Inbox(self._socket, lambda _: None)
             if self.replay_endpoint is not None:
                 router = _told_little(open_socket(self._context, zmq.ROUTER))
                 router.bind(self.replay_endpoint)
@@ -62,8 +65,8 @@ class EventSockets:
 
     def close(self) -> None:
         """Close the sockets and their thread; drops what is not sent. Idempotent."""
-        if self._replays is not None:
-            self._replays.close()
+        for inbox in filter(None, (self._subscriptions, self._replays)):
+            inbox.close()
         self._context.destroy(linger=0)
 
     def _replay(self, router: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:

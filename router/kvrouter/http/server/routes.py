@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvrouter.errors import ApiError
@@ -76,9 +77,18 @@ def on_path(rows: Iterable[Row]) -> Respond:
 
 
 def on_exchange(respond: Respond) -> Handler:
-    """A handler that answers as `respond` does."""
+    """A handler that answers as `respond` does, one request in each turn of the loop.
+
+    Some pages take milliseconds, and strangers may ask for many at once.
+    """
+    turn = asyncio.Lock()
 
     async def handle(exchange: Exchange) -> None:
+        async with turn:
+            show(exchange)
+            await asyncio.sleep(0)
+
+    def show(exchange: Exchange) -> None:
         asked = HttpRequest(
             exchange.method,
             exchange.path,
