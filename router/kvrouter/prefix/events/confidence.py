@@ -45,6 +45,8 @@ class Reason(StrEnum):
     """The engine never sent an event."""
     FOREIGN = "foreign", IndexState.FALLBACK, False
     """Its blocks have another size than the router's."""
+    UNCOUNTED = "uncounted", IndexState.FALLBACK, False
+    """It stored blocks, but none of a cache group that keeps the whole history."""
     DEAD = "dead", IndexState.FALLBACK, False
     """It has been silent for so long that guesses are better than its events."""
 

@@ -31,6 +31,22 @@ if TYPE_CHECKING:
 DEVICE_MEDIA: Final = (None, "GPU")
 """Media of an engine's own cache; vLLM says "GPU" on its CPU build too."""
 
+WHOLE_KINDS: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of cache groups that keep the whole history, by vLLM's names (`KVCacheSpecKind` of 0.33):
+they say how far a prefix is held. None: the engine names no kind."""
+PART_KINDS: Final = frozenset(
+    {
+        "sliding_window",
+        "sliding_window_mla",
+        "mamba",
+        "chunked_local_attention",
+        "encoder_only_attention",
+        "cross_attention",
+        "unknown",  # layers of several kinds, or a kind of a plugin
+    }
+)
+"""The others: they drop blocks that a prefix still needs, or cannot be told."""
+
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +67,9 @@ class BlockNaming:
     domain: HashDomain | None = None  # the router's hash domain for which `naming` holds
     known: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     """If MAPPED, our 32-byte hash by the engine's name, oldest first."""
-    group: int | None = None  # the cache group that counts, from the first full-attention event
+    group: int | None = None  # the cache group that counts, from its first event
+    uncounted: bool = False  # whether blocks were stored, but none of a group that counts
+    counted: bool = False  # whether blocks of a group that counts were stored
     unnamed: bool = False  # whether blocks could not be mapped since the cache was empty
     dropped: bool = False  # whether blocks were forgotten that older messages would bring back
     used_unknown: bool = False  # whether names were used before the naming was known
@@ -62,13 +80,14 @@ class BlockNaming:
         self.unnamed = self.used_unknown = False
 
     def counts_for(self, event: BlockStored | BlockRemoved) -> bool:
-        """Whether the event is of the cache group that counts, the first full-attention one.
+        """Whether the event is of the cache group that counts, the first with the whole history.
 
         Groups of a sliding window drop blocks that a prefix still needs, so they do not say how
         far a prefix is held (llm-d-router issues 2362 and 2363).
         """
         if isinstance(event, BlockStored):
-            if event.kv_cache_spec_kind not in (None, "full_attention"):
+            if event.kv_cache_spec_kind not in WHOLE_KINDS:
+                self.uncounted = not self.counted
                 return False
             if self.group is None:
                 self.group = event.group_idx
@@ -94,7 +113,7 @@ class EventMapping(Protocol):
     """Applies events to an index. `engine` is what publishes them."""
 
     def is_foreign(self, engine: Engine, names: BlockNaming) -> bool:
-        """Whether its blocks cannot be mapped to the router's present hashes."""
+        """Whether its events say nothing of the router's present hashes."""
 
     def empty(self, engine: Engine, names: BlockNaming) -> None:
         """Forget all its blocks."""
@@ -123,8 +142,9 @@ class BlockMapping:
     counts: EventCounts
 
     def is_foreign(self, engine: Engine, names: BlockNaming) -> bool:
-        """Whether the blocks of `engine` cannot be mapped to the router's present hashes."""
-        return names.naming is Naming.FOREIGN and names.domain == self.domain(engine)
+        """See `EventMapping`."""
+        foreign = names.naming is Naming.FOREIGN and names.domain == self.domain(engine)
+        return foreign or names.uncounted
 
     def empty(self, engine: Engine, names: BlockNaming) -> None:
         """Forget all blocks of `engine`."""
@@ -150,6 +170,9 @@ class BlockMapping:
         return False
 
     def _stored(self, engine: Engine, names: BlockNaming, event: BlockStored) -> None:
+        if names.uncounted:
+            self.index.clear(engine)  # guesses, in place of which its events are used now
+        names.counted, names.uncounted = True, False
         domain = self.domain(engine)
         if names.domain != domain:
             self._change_domain(engine, names, domain)

@@ -21,9 +21,7 @@ class BadMessage(ValueError):
     """Frames that are no KV event message."""
 
 
-class BlockStored(msgspec.Struct, tag="BlockStored", gc=False):
-    """Blocks that an engine's cache holds from now on."""
-
+class _Stored(msgspec.Struct, gc=False):
     block_hashes: list[Id]
     parent_block_hash: Id | None
     token_ids: msgspec.Raw
@@ -34,15 +32,23 @@ class BlockStored(msgspec.Struct, tag="BlockStored", gc=False):
     extra_keys: list[Any] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+
+
+class BlockStored(_Stored, tag="BlockStored", gc=False):
+    """Blocks that an engine's cache holds from now on."""
+
     manifest: bytes | None = None  # digest of that of the blocks, by which a store node keeps them
 
 
-class BlockRemoved(msgspec.Struct, tag="BlockRemoved", gc=False):
-    """Blocks that it holds no longer."""
-
+class _Removed(msgspec.Struct, gc=False):
     block_hashes: list[Id]
     medium: str | None = None
     group_idx: int | None = None
+
+
+class BlockRemoved(_Removed, tag="BlockRemoved", gc=False):
+    """Blocks that it holds no longer."""
+
     manifest: bytes | None = None
 
 
@@ -50,13 +56,16 @@ class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
     """It holds nothing any more."""
 
 
-class _StoredArray(BlockStored, tag="BlockStored", array_like=True, gc=False): ...
+# As arrays: their order is theirs, so what an engine appends must not be read as our `manifest`.
 
 
-class _RemovedArray(BlockRemoved, tag="BlockRemoved", array_like=True, gc=False): ...
+class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False): ...
 
 
-class _ClearedArray(AllBlocksCleared, tag="AllBlocksCleared", array_like=True, gc=False): ...
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False): ...
+
+
+class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False): ...
 
 
 class _Batch(msgspec.Struct, array_like=True, gc=False):
@@ -99,10 +108,21 @@ def decode_batch(payload: bytes) -> Batch:
     unknown = 0
     for raw in batch.events:
         try:
-            events.append((_maps if _is_map(memoryview(raw)[0]) else _arrays).decode(raw))
+            events.append(_decode_event(raw))
         except msgspec.DecodeError:
             unknown += 1
     return Batch(batch.data_parallel_rank or 0, events, unknown, batch.ts)
+
+
+def _decode_event(raw: msgspec.Raw) -> Event:
+    if _is_map(memoryview(raw)[0]):
+        return _maps.decode(raw)
+    found = _arrays.decode(raw)
+    if isinstance(found, _StoredArray):
+        return BlockStored(*msgspec.structs.astuple(found))
+    if isinstance(found, _RemovedArray):
+        return BlockRemoved(*msgspec.structs.astuple(found))
+    return AllBlocksCleared()
 
 
 def decode_tokens(event: BlockStored) -> list[int]:

@@ -94,6 +94,7 @@ class EngineCache:
             (self.dead, Reason.DEAD),
             (reasons <= {Reason.NO_EVENTS}, Reason.NO_EVENTS),
             (self.names.naming is Naming.FOREIGN, Reason.FOREIGN),
+            (self.names.uncounted, Reason.UNCOUNTED),
             (Reason.GAP in reasons, Reason.GAP),
             (Reason.CUT in reasons, Reason.CUT),
             (len(self.streams) > 1, Reason.RANKS),
@@ -128,9 +129,13 @@ class Publisher:
         shared.counts["events"] += len(batch.events)
         if batch.unknown:
             shared.counts["unknown_event"] += batch.unknown
+        uncounted = cache.names.uncounted
         for event in batch.events:
             if shared.mapping.apply(cache.engine, cache.names, event):
                 self._emptied()
+        if cache.names.uncounted is not uncounted:
+            cache.guessed = cache.guessed and cache.names.uncounted
+            cache.update()
 
     def forget(self) -> None:
         """Forget what the messages so far established."""

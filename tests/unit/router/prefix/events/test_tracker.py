@@ -235,6 +235,42 @@ def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) ->
     assert wire.index.match(chain_of(5)) == wire.index.match(chain_of(6)) == {}
 
 
+@pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
+def test_a_group_with_the_whole_history_counts_whatever_its_kind(
+    wire: Wire, kind: str | None
+) -> None:
+    wire.send(stored(IDS, TOKENS, kv_cache_spec_kind=kind))
+    assert wire.matched() == 4
+    assert wire.tracker.confidence(wire.engine) is Reason.COMPLETE
+    wire.send(stored([5], [0] * BLOCK, group_idx=1, kv_cache_spec_kind="mamba"))
+    assert wire.tracker.confidence(wire.engine) is Reason.COMPLETE
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "unknown", "a kind of tomorrow"])
+def test_the_index_is_not_exact_of_an_engine_none_of_whose_blocks_count(
+    wire: Wire, kind: str
+) -> None:
+    wire.send(stored(IDS, TOKENS, kv_cache_spec_kind=kind))
+    assert wire.tracker.confidence(wire.engine) is Reason.UNCOUNTED
+    assert wire.tracker.computed(wire.engine, HASHES, BLOCK), "guesses stand in for its events"
+    wire.send(stored(IDS, TOKENS, kv_cache_spec_kind=kind))
+    assert wire.matched() == 4
+    wire.send(stored(IDS[:1], TOKENS[:BLOCK], group_idx=1))
+    assert wire.matched() == 1
+    assert wire.tracker.confidence(wire.engine) is Reason.COMPLETE
+    wire.send(stored(IDS[1:2], TOKENS[BLOCK : 2 * BLOCK], parent=IDS[0], group_idx=1))
+    assert wire.matched() == 2
+
+
+def test_what_an_engine_appends_to_its_arrays_is_passed_over(wire: Wire) -> None:
+    more = [None, 0, "full_attention", 4096, "LOCAL", "owner", "session", {"of": "tomorrow"}]
+    wire.send(["BlockStored", IDS, None, TOKENS, BLOCK, None, "GPU", None, *more])
+    assert wire.matched() == 4
+    wire.send(["BlockRemoved", IDS[3:], "GPU", 0, "LOCAL", 7])
+    assert wire.matched() == 3
+    assert wire.tracker.counts["unknown_event"] == 0
+
+
 def test_an_engine_that_left_is_learnt_again(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
