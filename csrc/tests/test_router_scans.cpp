@@ -11,7 +11,9 @@
 
 #include "check.h"
 #include "router/event_scan.h"
+#include "router/json_bounds.h"
 #include "router/json_scan.h"
+#include "router/kv_event_scan.h"
 #include "router/stream_feed.h"
 
 namespace {
@@ -51,6 +53,42 @@ void test_mutated_bodies_are_taken_or_refused() {
       for (uint32_t k = random() % 4; k > 0; --k) text[random() % text.size()] = static_cast<char>(random());
       if (random() % 4 == 0) text.resize(random() % text.size());
       scan_all(text);
+    }
+  }
+}
+
+void scan_message(std::string_view text) {
+  const Exact exact(text);
+  const kv::KvEvents scan = kv::scan_events(exact.view(), {8, 64, 256});
+  for (size_t i = 1; scan.error == nullptr && i < scan.ends.size(); ++i) {
+    CHECK(scan.ends[i - 1] < scan.ends[i] && scan.ends[i] <= exact.size);
+  }
+  std::vector<uint32_t> ids;
+  kv::read_ids(exact.view(), ids);
+  kv::is_blank(exact.view());
+  for (const std::string& part : kv::split_array(exact.view(), 3)) CHECK(part.size() >= 5);
+  kv::json_within(exact.view(), 16, 4);
+}
+
+void test_mutated_messages_of_events_are_taken_or_refused() {
+  using std::string_literals::operator""s;
+  const std::string stored = "\x86\xa4type\xa6Stored\xac" "block_hashes\x92\xcf" + std::string(8, 'x') +
+                             "\xc4\x03" "abc\xa6parent\xc0\xa6tokens\xdc\0\x03\xcd\x12\x34\xce\1\2\3\4\xd1\xff\xff"s +
+                             "\xa1" "e\xdd\0\0\0\1\x90\xa1" "f\xd6\1abcd"s;
+  const std::string seeds[] = {
+      "\x93\xcb" + std::string(8, '?') + "\x92" + stored + "\x93\xa7Removed\x91\x07\xc0\xcc\x05",
+      "\xdd\0\0\0\x03\x01\xce\0\1\0\0\xcf"s + std::string(8, '\0'),
+      "{\"a\\\"\":[[1,2],{\"b\":\"\\\\\"}]}",
+  };
+  CHECK(kv::scan_events(seeds[0], {8, 64, 256}).error == nullptr);
+  std::mt19937 random(17);
+  for (const std::string& seed : seeds) {
+    for (size_t cut = 0; cut <= seed.size(); ++cut) scan_message(std::string_view(seed).substr(0, cut));
+    for (int i = 0; i < 50000; ++i) {
+      std::string text = seed;
+      for (uint32_t k = random() % 4; k > 0; --k) text[random() % text.size()] = static_cast<char>(random());
+      if (random() % 4 == 0) text.resize(random() % text.size());
+      scan_message(text);
     }
   }
 }
@@ -154,6 +192,7 @@ void test_a_stream_cut_anywhere_has_the_same_events() {
 int main() {
   test_a_stream_cut_anywhere_has_the_same_events();
   test_mutated_bodies_are_taken_or_refused();
+  test_mutated_messages_of_events_are_taken_or_refused();
   test_streams_cut_anywhere_come_out_whole();
   test_any_bytes_leave_a_feed_open_ended_or_bad();
   return 0;

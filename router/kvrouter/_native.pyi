@@ -35,6 +35,33 @@ def find_token_ids(body: bytes, key: str) -> tuple[int, int, bytes] | None:
 def shared_bytes(one: bytes, other: bytes) -> int:
     """Length of the common prefix."""
 
+def scan_events(
+    message: bytes, max_events: int, max_blocks: int, max_values: int
+) -> tuple[float, int, bytes]:
+    """Find the events of a message (msgpack `[ts, [event...], rank]`) without building any.
+
+    Returns:
+        ts: the publisher's clock, in seconds.
+        rank: 0 if it names none.
+        ends: native uint32: where in `message` the first event begins, and where each of them ends.
+
+    Raises:
+        ValueError: it is no such message.
+        OverflowError: it has more than so many events, block hashes, values or 16 levels.
+    """
+
+def split_array(array: bytes, items: int) -> list[bytes]:
+    """A msgpack array as arrays of `items` items, the last with the rest; none of another value."""
+
+def is_blank(text: bytes) -> bool:
+    """Whether a msgpack value is nil, or an array of nils and empty arrays."""
+
+def read_ids(array: bytes) -> bytes | None:
+    """A msgpack array of integers 0..2**32-1 as native uint32; None: it is another value."""
+
+def json_within(text: bytes, max_values: int, max_levels: int) -> bool:
+    """Whether a JSON text has at most so many values and levels. It is not validated."""
+
 class HeaderFields:
     """The header fields of one request: at most `max_lines` lines of `max_bytes` in all."""
 

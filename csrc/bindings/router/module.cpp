@@ -11,7 +11,8 @@
 namespace nb = nanobind;
 
 namespace kv::python {
-void bind_http(nb::module_& module);  // bindings/router/http.cpp
+void bind_http(nb::module_& module);    // bindings/router/http.cpp
+void bind_bounds(nb::module_& module);  // bindings/router/bounds.cpp
 }
 
 namespace {
@@ -149,4 +150,5 @@ NB_MODULE(_native, m) {
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
   kv::python::bind_http(m);
+  kv::python::bind_bounds(m);
 }

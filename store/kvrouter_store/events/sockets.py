@@ -1,19 +1,24 @@
-"""A ZMQ socket on the running loop, whose messages go to a callback."""
+"""ZMQ sockets on the running loop, whose messages go to callbacks, and take turns with the rest."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Final
 
 import zmq
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
-QUEUED_MESSAGES: Final = 100_000
-"""vLLM's own bound; ZMQ's default drops beyond 1,000."""
-GATHER_S: Final = 0.005
-"""Messages that come within this time are taken together: engines send one per step."""
-MESSAGES_PER_TURN: Final = 64
-"""Messages taken before other callbacks of the loop run."""
+MAX_MESSAGE_BYTES: Final = 8 << 20
+"""A step that stores a prompt of a million tokens takes 7.5 MB."""
+SENT_MESSAGES: Final = 100_000
+"""That wait to be sent: vLLM's own bound; ZMQ's default drops beyond 1,000."""
+RECEIVED_MESSAGES: Final = 32
+"""Of each connection, that wait to be taken: what is more waits in the kernel and at its sender."""
+REST_S: Final = 0.005
+"""Between two turns. Messages that come meanwhile are taken together: engines send one per step."""
+TURN_S: Final = 0.003
+"""After so long other callbacks of the loop run."""
 
 log = logging.getLogger(__name__)
 
@@ -23,48 +28,87 @@ def endpoint_of(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+class Turns:
+    """Shares the loop between inboxes: each takes one message in turn, for TURN_S at a time.
+
+    So at most a third of the loop's time goes to messages, however many come. `work` does a part of
+    what messages left to do, and returns whether there is more: then no message is taken.
+    """
+
+    def __init__(self, work: Callable[[], bool] = lambda: False) -> None:
+        self._work = work
+        self._waiting: deque[Inbox] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, inbox: "Inbox") -> None:
+        """A message may have come for `inbox`."""
+        self._waiting.append(inbox)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to do."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(REST_S, self._run)
+
+    def _run(self) -> None:
+        until = monotonic() + TURN_S
+        more = True
+        while more and monotonic() < until:
+            more = self._work()
+            if not more and self._waiting:
+                inbox, more = self._waiting.popleft(), True
+                if inbox.take_one():
+                    self._waiting.append(inbox)
+        self._timer = None
+        if more:
+            self.wake()
+
+
 class Inbox:
     """Passes a socket's messages to `take`, whose exceptions are logged. It owns the socket."""
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", take: Callable[[Sequence[bytes]], None]
+        self,
+        socket: "zmq.Socket[bytes]",
+        take: Callable[[Sequence[bytes]], None],
+        turns: Turns | None = None,
     ) -> None:
         self.socket = socket
         self._take = take
+        self._turns = turns or Turns()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._fd: int = socket.FD
-        self._timer: asyncio.TimerHandle | None = None
-        self._drain()
+        self._turns.add(self)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)
-            if self._timer is not None:
-                self._timer.cancel()
             self.socket.close(linger=0)
+
+    def take_one(self) -> bool:
+        """Take a message; returns whether there may be more.
+
+        Only after the last is ZMQ's descriptor quiet, and waited for.
+        """
+        if self._closed:
+            return False
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.add_reader(self._fd, self._wake)
+            return False
+        frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        try:
+            self._take(frames)
+        except Exception:  # to stop here would leave queued messages until the next one comes
+            log.exception("KV events: a message could not be applied")
+        return True
 
     def _wake(self) -> None:
         """A message came: take it soon, with those that come until then."""
         self._loop.remove_reader(self._fd)
-        self._timer = self._loop.call_later(GATHER_S, self._drain)
-
-    def _drain(self) -> None:
-        """Take messages until none is left: only then is ZMQ's descriptor quiet."""
-        for _ in range(MESSAGES_PER_TURN):
-            if self._closed:
-                return
-            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                self._loop.add_reader(self._fd, self._wake)
-                return
-            frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            try:
-                self._take(frames)
-            except Exception:  # to stop here would leave queued messages until the next one comes
-                log.exception("KV events: a message could not be applied")
-        self._timer = self._loop.call_later(0, self._drain)
+        self._turns.add(self)
 
 
 def open_context() -> "zmq.Context[zmq.Socket[bytes]]":
@@ -78,8 +122,8 @@ def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.So
     """A socket of a ZMQ kind with our bounds."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-    socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, RECEIVED_MESSAGES)
+    socket.setsockopt(zmq.SNDHWM, SENT_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # as kvrouter_store.connection.keep_alive
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)

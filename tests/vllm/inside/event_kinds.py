@@ -1,10 +1,11 @@
 """The kinds of vLLM's cache groups, and a message of its events for each, by its own classes.
 
-Prints JSON: of each kind whether a cache of it keeps the whole history, and its messages, as hex, in
-both encodings: as this vLLM's classes have it, and as the arrays of their fields in order.
+Prints JSON: of each kind whether a cache of it keeps the whole history, and its messages, as hex,
+in both encodings: as this vLLM's classes have it, and as the arrays of their fields in order.
 """
 
 import json
+from typing import Any
 
 import msgspec
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
@@ -18,11 +19,11 @@ def as_array(event: msgspec.Struct) -> list[object]:
     return [type(event).__name__, *msgspec.structs.astuple(event)]
 
 
-def subclasses(kind: type) -> list[type]:
+def subclasses(kind: Any) -> list[Any]:
     return [kind] + [each for below in kind.__subclasses__() for each in subclasses(below)]
 
 
-def filled(made: type, **values: object) -> msgspec.Struct:
+def filled(made: Any, **values: object) -> Any:
     return made(**values, **{name: LAST[name] for name in made.__struct_fields__ if name in LAST})
 
 

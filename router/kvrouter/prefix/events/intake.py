@@ -13,7 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
-from kvrouter_store.events.sockets import Inbox, endpoint_of, open_context, subscriber
+from kvrouter_store.events.sockets import Inbox, Turns, endpoint_of, open_context, subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,22 +33,26 @@ class EventIntake:
 
     def __init__(self, settings: KvEventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
         self._context = open_context()
+        turns = Turns(tracker.work)
+        tracker.wake = turns.wake
         self._replayer: Replayer | None = None
         self._connector: EventConnector | None = None
         self.subscriber: EventSubscriber | None = None
         try:
             if settings.kv_events_bind is not None:
                 endpoint = settings.kv_events_bind
-                self.subscriber = EventSubscriber(endpoint, tracker, self._context)
+                self.subscriber = EventSubscriber(endpoint, tracker, self._context, turns)
                 pool.on_join(self.subscriber.engine_joined)
         except OSError:
             self._context.destroy(linger=0)
             raise
         if settings.kv_replay_ports:
-            self._replayer = Replayer(self._context, settings.kv_replay_ports, tracker)
+            self._replayer = Replayer(self._context, settings.kv_replay_ports, tracker, turns)
             tracker.replay_with(self._replayer)
         if settings.kv_events_ports:
-            self._connector = EventConnector(self._context, settings.kv_events_ports, tracker)
+            self._connector = EventConnector(
+                self._context, settings.kv_events_ports, tracker, turns
+            )
             pool.on_join(self._connector.engine_joined)
 
     def forget(self, engine: Engine) -> None:
@@ -76,7 +80,11 @@ class EventSubscriber:
     """
 
     def __init__(
-        self, endpoint: str, tracker: CacheTracker, context: zmq.Context[zmq.Socket[bytes]]
+        self,
+        endpoint: str,
+        tracker: CacheTracker,
+        context: zmq.Context[zmq.Socket[bytes]],
+        turns: Turns,
     ) -> None:
         self._socket = subscriber(context, TOPIC_PREFIX.encode())
         self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
@@ -90,7 +98,7 @@ class EventSubscriber:
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._event_ranks = {0}
         self._closed = False
-        self._inbox = Inbox(self._socket, tracker.receive)
+        self._inbox = Inbox(self._socket, tracker.receive, turns)
 
     def engine_joined(self, engine: Engine) -> None:
         """Bind the port of its rank. If it is in use, that is logged, and its events are lost."""
@@ -131,6 +139,7 @@ class EventConnector:
     context: zmq.Context[zmq.Socket[bytes]]
     ports: Mapping[str, int]
     tracker: CacheTracker
+    turns: Turns
 
     def __post_init__(self) -> None:
         self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
@@ -171,7 +180,7 @@ class EventConnector:
             else:
                 self.tracker.connected(engine)
 
-        return Inbox(socket, take), Inbox(monitor, note)
+        return Inbox(socket, take, self.turns), Inbox(monitor, note, self.turns)
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""

@@ -17,6 +17,7 @@ from kvrouter.prefix.events.messages import (
     BlockStored,
     Event,
     decode_tokens,
+    is_plain,
     low_id,
     low_ids,
 )
@@ -100,10 +101,12 @@ class BlockNaming:
             parent = self.known.get(low_id(event.parent_block_hash))
             if parent is None:
                 return None
-        if event.block_size != domain.block_tokens or not _is_plain(event):
+        if event.block_size != domain.block_tokens or not is_plain(event):
             return None
         try:
             tokens = decode_tokens(event)
+            if len(tokens) // event.block_size != len(event.block_hashes):
+                return None
             return hash_tokens(tokens, event.block_size, root=domain.root, parent=parent).data
         except ValueError:
             return None
@@ -236,13 +239,8 @@ class BlockMapping:
         )
 
 
-def _is_plain(event: BlockStored) -> bool:
-    """Whether tokens alone determine the event's blocks: no adapter, salt or image."""
-    return event.lora_id is None and event.lora_name is None and not any(event.extra_keys or ())
-
-
 def _is_plain_root(event: BlockStored) -> bool:
-    return event.parent_block_hash is None and _is_plain(event)
+    return event.parent_block_hash is None and is_plain(event)
 
 
 def _id_of(block_hash: bytes) -> int:

@@ -3,15 +3,31 @@
 Source: vllm/distributed/kv_events.py of vLLM 0.32 (map-encoded events) and its versions before
 (array-encoded ones). A message is three frames: topic, sequence number (8 bytes big-endian), and
 msgpack `[ts, [event...], data_parallel_rank]`. Fields of later versions have defaults.
+
+A message is bounded before anything is made of it, and its events are decoded one by one, in pieces
+of so many blocks that each costs a millisecond or two.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvrouter._native import is_blank, read_ids, scan_events, split_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BLOCKS: Final = 1 << 17
+"""Block hashes of one message: a step may store several prompts of a million tokens."""
+MAX_EVENTS: Final = 1 << 17
+MAX_VALUES: Final = 1 << 21
+"""Values of msgpack in one message, most of them token ids."""
+PIECE_BLOCKS: Final = 2048
+"""Blocks of a larger event that are applied at a time."""
 LOW64: Final = (1 << 64) - 1
 
 Id = int | bytes
@@ -19,6 +35,10 @@ Id = int | bytes
 
 class BadMessage(ValueError):
     """Frames that are no KV event message."""
+
+
+class TooLarge(BadMessage):
+    """A message beyond the bounds."""
 
 
 class _Stored(msgspec.Struct, gc=False):
@@ -29,7 +49,7 @@ class _Stored(msgspec.Struct, gc=False):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[Any] | None = None
+    extra_keys: msgspec.Raw = msgspec.Raw(b"\xc0")  # one list per block
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
 
@@ -68,27 +88,32 @@ class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False): ..
 class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False): ...
 
 
-class _Batch(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
-_batches: Final = msgspec.msgpack.Decoder(_Batch)
 _maps: Final = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _arrays: Final = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
-_tokens: Final = msgspec.msgpack.Decoder(list[int])
+_EMPTY: Final = b"\x90"
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """One message: its events in order, the number of unknown ones, the publisher's clock (s)."""
+    """One message: its publisher's rank and clock (s), and its events as they were sent."""
 
     rank: int
-    events: list[Event]
-    unknown: int
-    ts: float = 0.0
+    ts: float
+    payload: bytes
+    ends: memoryview  # where the first event begins, and where each of them ends
+
+    def pieces(self) -> Iterator[Event | None]:
+        """Its events in order, large ones in pieces; None: an event of an unknown kind."""
+        for begin, end in pairwise(self.ends):
+            event = _decode_event(self.payload[begin:end])
+            if (
+                isinstance(event, AllBlocksCleared | None)
+                or len(event.block_hashes) <= PIECE_BLOCKS
+            ):
+                yield event
+            else:
+                yield from _pieces(event)
 
 
 def decode_sequence(frame: bytes) -> int:
@@ -99,25 +124,24 @@ def decode_sequence(frame: bytes) -> int:
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """The events of a message, in either encoding; BadMessage: the payload is no such array."""
+    """The message in `payload`; BadMessage: it is none, or (TooLarge) beyond the bounds."""
     try:
-        batch = _batches.decode(payload)
-    except msgspec.DecodeError as error:
+        ts, rank, ends = scan_events(payload, MAX_EVENTS, MAX_BLOCKS, MAX_VALUES)
+    except ValueError as error:
         raise BadMessage(str(error)) from None
-    events: list[Event] = []
-    unknown = 0
-    for raw in batch.events:
-        try:
-            events.append(_decode_event(raw))
-        except msgspec.DecodeError:
-            unknown += 1
-    return Batch(batch.data_parallel_rank or 0, events, unknown, batch.ts)
+    except OverflowError as error:
+        raise TooLarge(f"{error} in {len(payload)} bytes") from None
+    return Batch(rank, ts, payload, memoryview(ends).cast("I"))
 
 
-def _decode_event(raw: msgspec.Raw) -> Event:
-    if _is_map(memoryview(raw)[0]):
-        return _maps.decode(raw)
-    found = _arrays.decode(raw)
+def _decode_event(raw: bytes) -> Event | None:
+    try:
+        if _is_map(raw[0]):
+            event: Event = _maps.decode(raw)
+            return event
+        found = _arrays.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
     if isinstance(found, _StoredArray):
         return BlockStored(*msgspec.structs.astuple(found))
     if isinstance(found, _RemovedArray):
@@ -125,12 +149,34 @@ def _decode_event(raw: msgspec.Raw) -> Event:
     return AllBlocksCleared()
 
 
-def decode_tokens(event: BlockStored) -> list[int]:
-    """The token ids of a stored event; BadMessage: not a list of integers."""
-    try:
-        return _tokens.decode(event.token_ids)
-    except msgspec.DecodeError as error:
-        raise BadMessage(str(error)) from None
+def _pieces(event: BlockStored | BlockRemoved) -> Iterator[Event]:
+    hashes = event.block_hashes
+    tokens: list[bytes] = []
+    extras: list[bytes] = []
+    if isinstance(event, BlockStored):
+        per_piece = max(0, min(PIECE_BLOCKS * event.block_size, MAX_VALUES))
+        tokens = split_array(bytes(event.token_ids), per_piece)
+        extras = split_array(bytes(event.extra_keys), PIECE_BLOCKS)
+    for number, at in enumerate(range(0, len(hashes), PIECE_BLOCKS)):
+        changes: dict[str, object] = {"block_hashes": hashes[at : at + PIECE_BLOCKS]}
+        if isinstance(event, BlockStored):
+            changes["parent_block_hash"] = hashes[at - 1] if at else event.parent_block_hash
+            changes["token_ids"] = tokens[number] if number < len(tokens) else _EMPTY
+            changes["extra_keys"] = extras[number] if number < len(extras) else _EMPTY
+        yield msgspec.structs.replace(event, **changes)
+
+
+def decode_tokens(event: BlockStored) -> memoryview:
+    """The token ids of a stored event, as uint32; BadMessage: not a list of such."""
+    ids = read_ids(bytes(event.token_ids))
+    if ids is None:
+        raise BadMessage("token ids that are no list of integers 0..2**32-1")
+    return memoryview(ids).cast("I")
+
+
+def is_plain(event: BlockStored) -> bool:
+    """Whether tokens alone determine the event's blocks: no adapter, salt or image."""
+    return event.lora_id is None and event.lora_name is None and is_blank(bytes(event.extra_keys))
 
 
 def low_ids(names: list[Id]) -> array[int]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine
+    from kvrouter.prefix.events.backlog import Backlog
+    from kvrouter.prefix.events.messages import Event
     from kvrouter.prefix.events.reorder import Budget, Message
     from kvrouter.prefix.index import PrefixIndex
 
@@ -38,6 +40,7 @@ class Shared:
     mapping: EventMapping
     counts: EventCounts
     budget: Budget
+    backlog: Backlog
     clock: Callable[[], float]
     replays: ReplayRequests | None = None
 
@@ -55,6 +58,7 @@ class EngineCache:
     owed: bytes = b""  # the last block of a computed prompt without an event so far
     owed_since: float = 0.0  # when the first such prompt was computed
     owed_prompts: int = 0  # number of such prompts
+    heard_s: float | None = None  # when its last message came, on the clock; None: none came
     told: int = 0  # `messages()` at `owed_since`
     silent: bool = False  # whether events are overdue
     dead: bool = False  # whether they are so long overdue that none are expected
@@ -122,17 +126,22 @@ class Publisher:
         cache.streams.append(self.stream)
 
     def apply(self, message: Message) -> None:
-        """Apply the next message."""
-        shared, cache, batch = self._shared, self.cache, message.batch
-        if cache.guessed:
+        """Apply the next message, when the backlog comes to it."""
+        if self.cache.guessed:
             self._drop_guesses()
-        shared.counts["events"] += len(batch.events)
-        if batch.unknown:
-            shared.counts["unknown_event"] += batch.unknown
+        self.cache.heard_s = self._shared.clock()
+        self._shared.backlog.add(self, message.batch)
+
+    def act(self, event: Event | None) -> None:
+        """Apply an event; None is one of an unknown kind."""
+        shared, cache = self._shared, self.cache
+        if event is None:
+            shared.counts["unknown_event"] += 1
+            return
+        shared.counts["events"] += 1
         uncounted = cache.names.uncounted
-        for event in batch.events:
-            if shared.mapping.apply(cache.engine, cache.names, event):
-                self._emptied()
+        if shared.mapping.apply(cache.engine, cache.names, event):
+            self._emptied()
         if cache.names.uncounted is not uncounted:
             cache.guessed = cache.guessed and cache.names.uncounted
             cache.update()
@@ -140,6 +149,7 @@ class Publisher:
     def forget(self) -> None:
         """Forget what the messages so far established."""
         cache = self.cache
+        self._shared.backlog.drop(self)
         self._shared.mapping.empty(cache.engine, cache.names)
         cache.forgotten = self._shared.index.forgotten
         cache.guessed = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
     from kvrouter.prefix.events.tracker import CacheTracker
+    from kvrouter_store.events.sockets import Turns
 
 ANSWER_S: Final = 2.0
 """Silence of a publisher after which a replay has failed; vLLM polls ten times a second."""
@@ -40,6 +41,7 @@ class Replayer:
     context: zmq.Context[zmq.Socket[bytes]]
     ports: Mapping[str, int]
     tracker: CacheTracker
+    turns: Turns
     answer_s: float = ANSWER_S
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class _Replay:
         socket.setsockopt(zmq.IPV6, "[" in endpoint)
         socket.connect(endpoint)
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
-        self._inbox = Inbox(socket, self._take)
+        self._inbox = Inbox(socket, self._take, owner.turns)
         self._timer = self._loop.call_later(owner.answer_s, self._check)
 
     def close(self) -> None:

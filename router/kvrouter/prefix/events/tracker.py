@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.prefix.events.backlog import Backlog
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
-from kvrouter.prefix.events.messages import BadMessage, decode_batch, decode_sequence
+from kvrouter.prefix.events.messages import BadMessage, TooLarge, decode_batch, decode_sequence
 from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests, Shared
 from kvrouter.prefix.events.reorder import Budget, Message
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -46,10 +47,11 @@ class CacheTracker:
     Attributes:
         domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
         counts: messages, events, replayed, duplicates, gaps, restarts, lost (messages), unanswered
-            and unasked (replays), silent (engines), malformed, unknown_topic, unknown_rank,
-            unknown_event, other_medium, other_group, foreign_names, unmapped_blocks; each only
-            grows.
+            and unasked (replays), silent (engines), malformed, too_large, unknown_topic,
+            unknown_rank, unknown_event, other_medium, other_group, foreign_names,
+            unmapped_blocks; each only grows.
         budget: bytes of messages that wait for earlier ones.
+        wake: called when `work` is to be called soon.
     """
 
     index: PrefixIndex  # of the engines' blocks
@@ -60,10 +62,14 @@ class CacheTracker:
     mapping: EventMapping | None = None  # None: that of engines
 
     def __post_init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self.counts = EventCounts()
         self.budget = Budget(HELD_BYTES)
         mapping = self.mapping or BlockMapping(self.index, self.domain, self.max_names, self.counts)
-        self._shared = Shared(self.index, mapping, self.counts, self.budget, self.clock)
+        self._backlog = Backlog(self.clock)
+        self._shared = Shared(
+            self.index, mapping, self.counts, self.budget, self._backlog, self.clock
+        )
         self._caches: dict[Engine, EngineCache] = {}
         self._heard_s: dict[Engine, float] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
@@ -132,6 +138,11 @@ class CacheTracker:
         """The index was given guesses of it, which its first event replaces."""
         (self._caches.get(engine) or self._cache(engine)).guessed = True
 
+    def heard_s(self, engine: Engine) -> float | None:
+        """When its last KV event came, on the tracker's clock; None: none came since it joined."""
+        cache = self._caches.get(engine)
+        return cache.heard_s if cache is not None else None
+
     def computed(self, engine: Engine, hashes: bytes, block_tokens: int) -> bool:
         """`engine` has computed these blocks (32 bytes each): an event is due, or this is a guess.
 
@@ -176,13 +187,21 @@ class CacheTracker:
                 raise BadMessage(f"{len(frames)} frames")
             sequence, batch = decode_sequence(frames[1]), decode_batch(frames[2])
         except BadMessage as error:
-            self._malformed(error)
+            self._malformed(error, server)
             return
         publisher = self._publisher(server, batch.rank)
         if publisher is not None:
             self.counts["messages"] += 1
             self._heard_s[server] = self.clock()
             publisher.stream.receive(Message(sequence, frames[2], batch))
+            self.work()
+
+    def work(self) -> bool:
+        """Apply messages for about 2 ms; returns whether any is left, to be called again."""
+        left = self._backlog.run()
+        if left:
+            self.wake()
+        return left
 
     def replayed(self, server: Engine, rank: int, sequence: int, payload: bytes) -> None:
         """Take a message of a replay. Never raises."""
@@ -191,20 +210,23 @@ class CacheTracker:
         try:
             batch = decode_batch(payload)
         except BadMessage as error:
-            self._malformed(error)
+            self._malformed(error, server)
             return
         self.counts["replayed"] += 1
         stream.replayed(Message(sequence, payload, batch))
+        self.work()
 
     def replay_ended(self, server: Engine, rank: int) -> None:
         """The publisher has repeated all that it keeps."""
         if (stream := self.stream(server, rank)) is not None:
             stream.replay_ended()
+            self.work()
 
     def replay_failed(self, server: Engine, rank: int) -> None:
         """The publisher did not answer, or not to the end."""
         if (stream := self.stream(server, rank)) is not None:
             stream.replay_failed()
+            self.work()
 
     def disconnected(self, engine: Engine) -> None:
         """The connection to the publisher of `engine` broke."""
@@ -230,6 +252,7 @@ class CacheTracker:
                 for stream in cache.streams:
                     stream.relearn()
             cache.update()
+        self.work()
 
     # -- inside
 
@@ -254,8 +277,11 @@ class CacheTracker:
     def _drop_streams(self, cache: EngineCache) -> None:
         for stream in cache.streams:
             stream.reset()
-        cache.streams = []
-        self._publishers = {k: p for k, p in self._publishers.items() if p.cache is not cache}
+        cache.streams, cache.heard_s = [], None
+        for key, publisher in tuple(self._publishers.items()):
+            if publisher.cache is cache:
+                self._backlog.drop(publisher)
+                del self._publishers[key]
 
     def _sender(self, topic: bytes) -> Engine | None:
         name = topic.decode()
@@ -270,8 +296,14 @@ class CacheTracker:
             )
         return engine
 
-    def _malformed(self, error: ValueError) -> None:
-        self.counts.warn("malformed", "KV events: malformed message (%s)", error)
+    def _malformed(self, error: ValueError, server: Engine | None = None) -> None:
+        """Count a message that is dropped: of its publishers, if known, something is missing."""
+        sender = server.address if server is not None else "an unknown sender"
+        kind = "too_large" if isinstance(error, TooLarge) else "malformed"
+        self.counts.warn(kind, "KV events of %s: a message is dropped (%s)", sender, error)
+        for publisher in self._publishers.values():
+            if publisher.server is server:
+                publisher.stream.cut()
 
     def _check_owed(self, cache: EngineCache) -> None:
         """Has the engine sent an event for what it computed? If not, is its publisher alive?"""

@@ -18,7 +18,7 @@ from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.groups import known_loadable
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter_store.events.sockets import open_context
+from kvrouter_store.events.sockets import Turns, open_context
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -97,8 +97,10 @@ class NodeIndex:
             self._index, lambda _: None, lambda _: None, clock=clock, mapping=self._mapping
         )
         self._context = open_context()
-        self._connector = EventConnector(self._context, ports, self._tracker)
-        self._replayer = Replayer(self._context, replay_ports, self._tracker)
+        turns = Turns(self._tracker.work)
+        self._tracker.wake = turns.wake
+        self._connector = EventConnector(self._context, ports, self._tracker, turns)
+        self._replayer = Replayer(self._context, replay_ports, self._tracker, turns)
         self._tracker.replay_with(self._replayer)
         self._nodes: dict[str, Engine] = {}  # what publishes, by URL
 

@@ -60,7 +60,7 @@ class _Listener:
         if len(frames) != 3:
             return
         with suppress(BadMessage):
-            events = decode_batch(frames[2]).events
+            events = decode_batch(frames[2]).pieces()
             sizes = [event.block_size for event in events if isinstance(event, BlockStored)]
             topic = frames[0].decode("utf-8", "replace")
             self.block_tokens[topic] = sizes[-1] if sizes else self.block_tokens.get(topic, 0)

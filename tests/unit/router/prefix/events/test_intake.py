@@ -23,7 +23,7 @@ from kvrouter.prefix.events.intake import EventConnector, EventSubscriber
 from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter_store.events.sockets import open_context
+from kvrouter_store.events.sockets import Turns, open_context
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def wire() -> Wire:
 @pytest.fixture
 async def subscriber(wire: Wire) -> AsyncIterator[EventSubscriber]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = EventSubscriber("tcp://127.0.0.1:0", wire.tracker, context)
+    made = EventSubscriber("tcp://127.0.0.1:0", wire.tracker, context, Turns(wire.tracker.work))
     yield made
     made.close()
     context.destroy(linger=0)
@@ -83,7 +83,7 @@ async def test_an_address_in_use_is_an_os_error_that_names_the_flag(
     wire: Wire, subscriber: EventSubscriber
 ) -> None:
     with pytest.raises(OSError, match="--kv-events-bind"):
-        EventSubscriber(subscriber.endpoint, wire.tracker, zmq.Context.instance())
+        EventSubscriber(subscriber.endpoint, wire.tracker, zmq.Context.instance(), Turns())
     subscriber.close()
     subscriber.close()
 
@@ -102,7 +102,7 @@ class OddTracker:
 async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracker = OddTracker()
-    subscriber = EventSubscriber("tcp://127.0.0.1:0", tracker, context)  # type: ignore[arg-type]
+    subscriber = EventSubscriber("tcp://127.0.0.1:0", tracker, context, Turns())  # type: ignore[arg-type]
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(subscriber.endpoint)
@@ -151,8 +151,8 @@ async def test_an_engine_for_which_no_socket_is_left_is_one_without_events(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 5)  # one engine takes three, and a fourth while it is asked
     tracker = CacheTracker(PrefixIndex(1024), lambda _: None, lambda _: None)
-    connector = EventConnector(context, {"": 9}, tracker)
-    replayer = Replayer(context, {"": 9}, tracker)
+    connector = EventConnector(context, {"": 9}, tracker, Turns())
+    replayer = Replayer(context, {"": 9}, tracker, Turns())
     tracker.replay_with(replayer)
     first, second = (Engine(f"127.0.0.1:{p}", Role.DECODE, identity=Identity(())) for p in (1, 2))
     try:

@@ -17,12 +17,14 @@ from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.mapping import Naming
 from kvrouter.prefix.events.messages import (
+    PIECE_BLOCKS,
     AllBlocksCleared,
     BadMessage,
     BlockRemoved,
     BlockStored,
     decode_batch,
     decode_tokens,
+    is_plain,
     low_id,
 )
 from kvrouter.prefix.events.sequencer import REORDER_S
@@ -271,6 +273,64 @@ def test_what_an_engine_appends_to_its_arrays_is_passed_over(wire: Wire) -> None
     assert wire.tracker.counts["unknown_event"] == 0
 
 
+@given(st.data())
+def test_a_large_event_is_applied_in_pieces_as_if_whole(data: st.DataObject) -> None:
+    blocks = data.draw(st.sampled_from([PIECE_BLOCKS, PIECE_BLOCKS + 1, 2 * PIECE_BLOCKS + 7]))
+    tokens = list(range(blocks * BLOCK))
+    hashes = hash_tokens(tokens, BLOCK, root=root_hash(None)).data
+    foreign = data.draw(st.booleans(), "whether names must be mapped")
+    names = [number + 1 if foreign else own for number, own in enumerate(block_ids(hashes))]
+    wire = make_wire(max_names=10_000)
+    wire.send(stored(names, tokens))
+    assert wire.matched(hashes) == blocks
+    wire.send(removed(names[PIECE_BLOCKS - 1 :]))
+    assert wire.matched(hashes) == PIECE_BLOCKS - 1
+
+
+def test_messages_wait_their_turn_in_order_and_are_dropped_with_their_publisher() -> None:
+    wire = make_wire()
+    clock = Clock()
+
+    def late() -> float:
+        clock.now += 1.0
+        return clock.now
+
+    wire.tracker = CacheTracker(wire.index, wire.pool.find, wire.pool.domain_of, clock=late)
+    woken: list[bool] = []
+    wire.tracker.wake = lambda: woken.append(True)
+    wire.send(stored(IDS[:1], TOKENS[:BLOCK]), stored(IDS[1:2], TOKENS[BLOCK : 2 * BLOCK], IDS[0]))
+    assert (wire.matched(), woken) == (1, [True])
+    wire.send(removed(IDS[:2]))
+    assert wire.matched() == 2
+    while wire.tracker.work():
+        pass
+    assert wire.matched() == 0
+    wire.send(stored(IDS[:1], TOKENS[:BLOCK]), stored(IDS[1:2], TOKENS[BLOCK : 2 * BLOCK], IDS[0]))
+    wire.send({"type": "AllBlocksCleared"}, sequence=0)  # it restarted: what waits is void
+    while wire.tracker.work():
+        pass
+    assert wire.matched() == 0
+
+
+def test_a_message_that_cannot_be_read_is_missing_until_the_next_shows_it(wire: Wire) -> None:
+    wire.send(stored(IDS, TOKENS))
+    wire.tracker.receive([wire.topic, struct.pack(">Q", 1), b"\xc1"])
+    assert wire.tracker.confidence(wire.engine) is Reason.CUT
+    wire.send(removed(IDS[3:]), sequence=2)
+    assert wire.tracker.confidence(wire.engine) is Reason.GAP
+
+
+def test_when_an_engine_was_last_heard_is_known(wire: Wire) -> None:
+    assert wire.tracker.heard_s(wire.engine) is None
+    wire.send(stored(IDS, TOKENS))
+    wire.clock.now += 3.0
+    assert wire.tracker.heard_s(wire.engine) == wire.clock.now - 3.0
+    wire.send(removed(IDS))
+    assert wire.tracker.heard_s(wire.engine) == wire.clock.now
+    wire.pool.leave(wire.engine)
+    assert wire.tracker.heard_s(wire.engine) is None
+
+
 def test_an_engine_that_left_is_learnt_again(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
@@ -345,22 +405,23 @@ PUBLISHED = bytes.fromhex(
 
 def test_what_vllm_encodes_itself_is_read() -> None:
     batch = decode_batch(PUBLISHED)
-    first, second, third, fourth = batch.events
-    assert (batch.rank, batch.unknown) == (1, 0)
+    first, second, third, fourth = batch.pieces()
+    assert (batch.rank, batch.ts) == (1, 1.0)
     assert isinstance(first, BlockStored)
     assert first.block_hashes == [15123096740558076633, 1]
-    assert (decode_tokens(first), first.block_size) == (list(range(8)), 4)
+    assert (list(decode_tokens(first)), first.block_size) == (list(range(8)), 4)
     assert (first.group_idx, first.kv_cache_spec_kind) == (0, "full_attention")
     assert isinstance(second, BlockStored)
     assert (second.block_hashes, second.parent_block_hash) == ([b"x" * 8], b"y" * 8)
-    assert (second.medium, second.lora_name, second.extra_keys) == ("CPU", "l", [["l"]])
+    assert (second.medium, second.lora_name) == ("CPU", "l")
+    assert (is_plain(first), is_plain(second)) == (True, False)
     assert isinstance(third, BlockRemoved)
     assert third.block_hashes == [1]
     assert isinstance(fourth, AllBlocksCleared)
 
 
 def test_tokens_that_are_no_numbers_are_no_tokens(wire: Wire) -> None:
-    event = decode_batch(payload(stored(IDS, TOKENS, token_ids=["x"]))).events[0]
+    event = next(decode_batch(payload(stored(IDS, TOKENS, token_ids=["x"]))).pieces())
     assert isinstance(event, BlockStored)
     with pytest.raises(BadMessage):
         decode_tokens(event)
