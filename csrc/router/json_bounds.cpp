@@ -20,17 +20,17 @@ const char* behind_string(const char* at, const char* end) {
 
 }  // namespace
 
-bool json_within(std::string_view text, size_t max_values, size_t max_levels) {
-  size_t values = 1, levels = 0;
+bool json_within(std::string_view text, const JsonBounds& bounds) {
+  size_t values = 1, containers = 0, levels = 0;
   const char* end = text.data() + text.size();
   for (const char* at = text.data(); at < end;) {
     switch (*at++) {
       case '"': at = behind_string(at, end); break;
       case '[': case '{':
-        if (++levels > max_levels) return false;
+        if (++levels > bounds.levels || ++containers > bounds.containers) return false;
         [[fallthrough]];
       case ',': case ':':
-        if (++values > max_values) return false;
+        if (++values > bounds.values) return false;
         break;
       case ']': case '}': levels -= levels > 0; break;
       default: break;

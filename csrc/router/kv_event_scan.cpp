@@ -225,6 +225,12 @@ KvEvents scan_events(std::string_view message, const EventBounds& bounds) {
   return reader.left() == 0 ? scan : failed(reader);
 }
 
+bool msgpack_within(std::string_view text, size_t max_values) {
+  Reader reader(text);
+  reader.bound(max_values);
+  return reader.skip(reader.head(), kMaxEventLevels) && reader.left() == 0;
+}
+
 std::vector<std::string> split_array(std::string_view array, size_t items) {
   std::vector<std::string> parts;
   Reader reader(array);

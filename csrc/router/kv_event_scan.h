@@ -29,6 +29,9 @@ struct KvEvents {
 // looked at, but for the number of their block hashes.
 KvEvents scan_events(std::string_view message, const EventBounds& bounds);
 
+// Whether `text` is one value of msgpack, of at most so many values and kMaxEventLevels levels.
+bool msgpack_within(std::string_view text, size_t max_values);
+
 // The items of a msgpack array as arrays of `items` each, the last with the rest; empty for what is
 // no array.
 std::vector<std::string> split_array(std::string_view array, size_t items);

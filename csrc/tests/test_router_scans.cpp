@@ -67,7 +67,8 @@ void scan_message(std::string_view text) {
   kv::read_ids(exact.view(), ids);
   kv::is_blank(exact.view());
   for (const std::string& part : kv::split_array(exact.view(), 3)) CHECK(part.size() >= 5);
-  kv::json_within(exact.view(), 16, 4);
+  kv::json_within(exact.view(), {16, 8, 4});
+  kv::msgpack_within(exact.view(), 64);
 }
 
 void test_mutated_messages_of_events_are_taken_or_refused() {

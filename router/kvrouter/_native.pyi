@@ -59,8 +59,14 @@ def is_blank(text: bytes) -> bool:
 def read_ids(array: bytes) -> bytes | None:
     """A msgpack array of integers 0..2**32-1 as native uint32; None: it is another value."""
 
-def json_within(text: bytes, max_values: int, max_levels: int) -> bool:
-    """Whether a JSON text has at most so many values and levels. It is not validated."""
+def json_within(text: bytes, max_values: int, max_containers: int, max_levels: int) -> bool:
+    """Whether a JSON text is within bounds: values and names, arrays and objects, their nesting.
+
+    It is not validated.
+    """
+
+def msgpack_within(text: bytes, max_values: int) -> bool:
+    """Whether `text` is one value of msgpack, of at most so many values and 16 levels."""
 
 class HeaderFields:
     """The header fields of one request: at most `max_lines` lines of `max_bytes` in all."""

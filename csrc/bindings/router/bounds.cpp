@@ -51,10 +51,14 @@ void bind_bounds(nb::module_& m) {
   m.def("read_ids", &ids_of, nb::arg("array"));
   m.def(
       "json_within",
-      [](nb::bytes text, size_t values, size_t levels) {
-        return json_within(view(text), values, levels);
+      [](nb::bytes text, size_t values, size_t containers, size_t levels) {
+        return json_within(view(text), {values, containers, levels});
       },
-      nb::arg("text"), nb::arg("max_values"), nb::arg("max_levels"));
+      nb::arg("text"), nb::arg("max_values"), nb::arg("max_containers"), nb::arg("max_levels"));
+  m.def(
+      "msgpack_within",
+      [](nb::bytes text, size_t values) { return msgpack_within(view(text), values); },
+      nb::arg("text"), nb::arg("max_values"));
 }
 
 }  // namespace kv::python

@@ -12,6 +12,7 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import AUTO, Families
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
+from kvrouter.openai.bounded_json import bounded
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class _Cards(msgspec.Struct):
 def read_models(body: bytes) -> list[Card]:
     """The models that /v1/models names; ProbeFailed: it names none."""
     try:
-        cards = msgspec.json.decode(body, type=_Cards).data
+        cards = msgspec.json.decode(bounded(body), type=_Cards).data
     except (ValueError, RecursionError) as error:  # msgspec raises more than its own
         raise ProbeFailed(f"/v1/models is not OpenAI's list ({error})") from None
     if not cards:

@@ -22,6 +22,7 @@ from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
+from kvrouter.openai.bounded_json import bounded
 from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
@@ -282,7 +283,7 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
 def _foreign_error(body: bytes) -> str | None:
     """The message, or "", of an error that is not OpenAI's (TensorRT-LLM's); None: it is."""
     try:
-        answer = orjson.loads(body)
+        answer = orjson.loads(bounded(body))
     except ValueError:
         return ""
     error = answer.get("error") if isinstance(answer, dict) else None

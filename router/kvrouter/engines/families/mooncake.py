@@ -27,6 +27,7 @@ from kvrouter.engines.families.base import LegOrder, Rendezvous
 from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.pages import EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
+from kvrouter.openai.bounded_json import bounded
 
 BOOTSTRAP_PORT: Final = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
@@ -82,7 +83,7 @@ class Mooncake(Vllm):
         found = Bootstrap(engine.host, pages.bootstrap_port or BOOTSTRAP_PORT)
         url = f"http://{found.bracketed}:{found.port}/query"
         try:
-            ranks = msgspec.json.decode(await pages.body(url), type=dict[int, _Rank])
+            ranks = msgspec.json.decode(bounded(await pages.body(url)), type=dict[int, _Rank])
         except ProbeFailed as error:
             raise ProbeFailed(f"MooncakeConnector's bootstrap server: {error}") from None
         except (ValueError, RecursionError) as error:  # msgspec raises more than its own

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from kvrouter.openai.bounded_json import bounded
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_RANKS: Final = 512
 """Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
+METRICS_BYTES: Final = 1 << 20
+"""They are searched by expressions, at 25 ms per MiB: vLLM's have some 100 KiB."""
 _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 
 
@@ -73,17 +77,17 @@ class EnginePages:
         return self._json[path]
 
     async def metrics(self) -> bytes:
-        """Its metrics; empty if they cannot be read."""
+        """The first METRICS_BYTES of its metrics; empty if they cannot be read."""
         if self._metrics is None:
             try:
-                self._metrics = await self.body("/metrics")
+                self._metrics = (await self.body("/metrics"))[:METRICS_BYTES]
             except ProbeFailed:
                 self._metrics = b""
         return self._metrics
 
     async def _read_json(self, path: str) -> dict[str, Any]:
         try:
-            found = orjson.loads(await self.body(path))
+            found = orjson.loads(bounded(await self.body(path)))
         except ProbeFailed as error:
             if error.status not in _ABSENT:
                 raise

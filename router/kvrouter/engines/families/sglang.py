@@ -27,6 +27,7 @@ from kvrouter.engines.families.parameter_table import (
     Treatment,
 )
 from kvrouter.engines.families.parameters import VLLM, steering
+from kvrouter.openai.bounded_json import bounded
 
 if TYPE_CHECKING:
     from kvrouter.openai.request import Request
@@ -130,7 +131,7 @@ class Sglang(Family):
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """Its usage; the decode engine has the KV by then."""
         try:
-            usage = orjson.loads(body)["usage"] or {}
+            usage = orjson.loads(bounded(body))["usage"] or {}
             details = usage.get("prompt_tokens_details")
             return Handoff(
                 prompt_tokens=usage.get("prompt_tokens"),

@@ -19,6 +19,7 @@ from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
+from kvrouter.openai.bounded_json import bounded
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -35,10 +36,10 @@ TRANSFER: Final = "kv_transfer_params"
 GREEDY_BELOW: Final = 1e-5
 """vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
-_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
-_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d+)"', re.M)
+_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,9})"', re.M)
+_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d{1,12})"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
-_RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
+_RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d{1,9})"', re.M)
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Vllm(Family):
         if found is not None:
             rest = body[: found[0]] + b"null" + body[found[1] :]
         try:
-            answer = orjson.loads(rest)
+            answer = orjson.loads(bounded(rest))
             if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
                 raise BadAnswer("no completion")
             handoff = self._handoff(answer)

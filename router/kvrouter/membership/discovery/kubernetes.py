@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.base import Listener, SourceContext
     from kvrouter.membership.kubernetes.api import ApiServer
 
-PAGE: Final = 250
+PAGE: Final = 100
 """Objects in one page of a list; each has some 10 KB."""
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-MAX_PAGE_BYTES: Final = 32 << 20
+MAX_PAGE_BYTES: Final = 16 << 20
 _SHOWN: Final = 300
 _UNAUTHORIZED: Final = 401
 _REMEDIES: Final = {

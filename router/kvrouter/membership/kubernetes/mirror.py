@@ -12,6 +12,7 @@ import msgspec
 
 from kvrouter.membership.kubernetes.engines import NOTHING, Named, Odd, one_of_each
 from kvrouter.membership.kubernetes.objects import Bookmark, Event, Page, Status
+from kvrouter.openai.bounded_json import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,10 @@ T = TypeVar("T", bound=_Object)
 GONE: Final = 410
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one event; no object is larger than etcd's 1.5 MiB."""
+MAX_OBJECT_CONTAINERS: Final = 20_000
+"""Lists and mappings of one event: a slice of a thousand endpoints has 5,000."""
+MAX_PAGE_CONTAINERS: Final = 150_000
+"""Of a page of a hundred objects."""
 
 
 class Expired(Exception):
@@ -81,7 +86,9 @@ class Mirror(Generic[T]):
         Raises:
             Unreadable: see there; or there are more engines than `most`.
         """
-        page: Page[T] = _decoded(self._pages, body)
+        page: Page[T] = _decoded(self._pages, body, MAX_PAGE_CONTAINERS)
+        if len(page.items or ()) > self._most:
+            raise Unreadable(f"more than {self._most} members; select fewer")
         for each in page.items or ():
             self._see(self._listed, each)
         if max(len(self._listed), len(one_of_each(self._listed.values()))) > self._most:
@@ -160,8 +167,12 @@ _BOOKMARKS: Final = msgspec.json.Decoder(Bookmark)
 _STATUSES: Final = msgspec.json.Decoder(Status)
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
+def _decoded(
+    decoder: msgspec.json.Decoder[Any],
+    text: bytes | msgspec.Raw,
+    containers: int = MAX_OBJECT_CONTAINERS,
+) -> Any:
     try:
-        return decoder.decode(text)
+        return decoder.decode(bounded(bytes(text), len(text), containers))
     except (ValueError, RecursionError) as error:  # msgspec raises more than its own
         raise Unreadable(f"not what Kubernetes answers: {error}") from None

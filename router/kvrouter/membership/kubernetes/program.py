@@ -19,6 +19,7 @@ import msgspec
 
 from kvrouter.membership.kubernetes.api import ApiFailed
 from kvrouter.membership.kubernetes.credentials import Credentials, bearer, with_key
+from kvrouter.openai.bounded_json import bounded
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _told(file: Kubeconfig) -> dict[str, object]:
 
 def _read(answer: bytes, version: str) -> _Status:
     with suppress(ValueError, RecursionError):  # whose text may be a secret
-        read = msgspec.json.decode(answer, type=_Answer)
+        read = msgspec.json.decode(bounded(answer), type=_Answer)
         if (read.api_version, read.kind) == (version, "ExecCredential"):
             return read.status
     raise ApiFailed(f"its answer is no ExecCredential of {version} with a status")

@@ -15,6 +15,7 @@ import msgspec
 from yarl import URL
 
 from kvrouter.membership.bounded_answer import read_bounded
+from kvrouter.openai.bounded_json import bounded
 from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
 from kvrouter_store.system_errors import reason_of
 
@@ -24,7 +25,8 @@ HEALTH_S: Final = 1.0
 """Between two questions whether the store is well."""
 KEPT_S: Final = 4.0
 """An idle connection; servers close theirs later, so that no question meets a closing one."""
-MAX_ANSWER_BYTES: Final = 16 << 20
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""LMCache answers a prompt of a million tokens with 7 MB."""
 MAX_CONNECTIONS: Final = 32
 
 Answer = TypeVar("Answer")
@@ -103,7 +105,7 @@ class HttpPeer:
             ) as answer:
                 content = await read_bounded(answer, MAX_ANSWER_BYTES, self.refusal)
             if answer.status == 200:
-                return msgspec.json.decode(content, type=kind)
+                return msgspec.json.decode(bounded(content, MAX_ANSWER_BYTES), type=kind)
         except TimeoutError:
             raise self._lost(f"no answer within {ANSWER_S:g} s", slow=True) from None
         except aiohttp.ClientConnectorError as error:

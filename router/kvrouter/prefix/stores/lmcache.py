@@ -28,7 +28,7 @@ BATCH_KEYS: Final = 256
 """Keys of one question, whose answers hold the tokens of those that are there."""
 
 
-class _Key(msgspec.Struct, frozen=True):
+class _Key(msgspec.Struct, frozen=True, gc=False):
     chunk_hash_hex: str
     model_name: str
     kv_rank: int
@@ -36,7 +36,7 @@ class _Key(msgspec.Struct, frozen=True):
     cache_salt: str
 
 
-class _Placement(msgspec.Struct):
+class _Placement(msgspec.Struct, gc=False):
     tier: str
 
 

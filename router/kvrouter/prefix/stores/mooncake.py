@@ -31,7 +31,7 @@ _PLAIN: Final = r"^[A-Za-z0-9._:@/+-]*\Z"
 Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
-class _Found(msgspec.Struct):
+class _Found(msgspec.Struct, gc=False):
     ok: bool = False
 
 

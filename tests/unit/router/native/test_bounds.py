@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter._native import is_blank, json_within, read_ids, scan_events, split_array
+from kvrouter._native import (
+    is_blank,
+    json_within,
+    msgpack_within,
+    read_ids,
+    scan_events,
+    split_array,
+)
 
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 scalars = (
@@ -125,13 +132,21 @@ def test_a_json_text_is_measured_without_being_read(value: Any) -> None:
     text = json.dumps(value).encode()
     marks = re.sub(rb'"(\\.|[^"\\])*"', b"", text)
     size = 1 + sum(marks.count(each) for each in (b",", b":", b"[", b"{"))
-    assert json_within(text, size, 40)
-    assert size == 1 or not json_within(text, size - 1, 40)
+    assert json_within(text, size, 99, 40)
+    assert size == 1 or not json_within(text, size - 1, 99, 40)
 
 
 def test_json_in_strings_does_not_count() -> None:
     text = rb'{"a\"[[[": "{{,,,\\", "b": [1, 2, {"c": []}]}'
-    assert json_within(text, 11, 4)
-    assert not json_within(text, 10, 4)
-    assert not json_within(text, 11, 3)
-    assert json_within(b'"' + b"[" * 1000, 1, 0), "a string without an end"
+    assert json_within(text, 11, 4, 4)
+    assert not json_within(text, 10, 4, 4)
+    assert not json_within(text, 11, 3, 4)
+    assert not json_within(text, 11, 4, 3)
+    assert json_within(b'"' + b"[" * 1000, 1, 0, 0), "a string without an end"
+
+
+@given(values)
+def test_a_msgpack_value_is_measured_without_being_read(value: Any) -> None:
+    assert msgpack_within(encode(value), leaves(value))
+    assert not msgpack_within(encode(value), leaves(value) - 1)
+    assert not msgpack_within(encode(value) + b"x", leaves(value))
