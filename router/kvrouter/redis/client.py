@@ -149,6 +149,7 @@ class RedisClient:
                         message = await self._next(subscription)
                         if message["type"] == "message":
                             take(message["channel"].decode("utf-8", "replace"), message["data"])
+                            await asyncio.sleep(0)  # messages that are here already take turns too
             except self._failures as error:
                 self.counts["failures"] += 1
                 log.debug("subscription to %s: %s", self.name, error or "no answer in time")

@@ -8,6 +8,7 @@ router can repeat all of them at any time. Synchronous; bounded.
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
 
+CHANGES_PER_TURN: Final = 4
+MAX_ENGINES: Final = 4096
+"""Other routers add no more, as sources of discovery."""
 MAX_AHEAD_MS: Final = 3_600_000
 """A stamp further ahead of this router's clock is ignored: no change could win against it."""
 
@@ -63,19 +67,24 @@ class Changes:
         return news
 
     def _keep(self, change: Change) -> None:
-        self._latest[bare_address(change.address)] = change
+        address = bare_address(change.address)
+        self._latest.pop(address, None)
+        self._latest[address] = change
         if len(self._latest) > MAX_CHANGES:
-            oldest = min(self._latest.values(), key=lambda each: each.stamp)
-            del self._latest[bare_address(oldest.address)]
+            del self._latest[next(iter(self._latest))]  # the one that was taken first
 
 
 class SharedFleet:
-    """The fleet as the admin API changes it: the other routers make each change too."""
+    """The fleet as the admin API changes it: the other routers make each change too.
+
+    Theirs are carried out a few at a time: another router may send many at once.
+    """
 
     def __init__(self, fleet: Fleet, pool: EnginePool, changes: Changes) -> None:
         self._fleet = fleet
         self._pool = pool
         self._changes = changes
+        self._waiting: deque[Change] = deque(maxlen=MAX_CHANGES)
 
     def add(self, address: str, role: Role) -> Engine:
         """As `Fleet.add`, on all routers."""
@@ -93,14 +102,23 @@ class SharedFleet:
         return self._fleet.cut(engine)
 
     def follow(self, changes: Iterable[Change]) -> int:
-        """Carry out changes of other routers; returns how many were new."""
+        """Begin to carry out changes of other routers; returns how many were new."""
         news = self._changes.merge(changes)
-        for change in news:
-            engine = self._pool.find(change.address)
-            if change.action not in ("drain", "cut"):
-                self._fleet.add(change.address, Role(change.action))
-            elif engine is not None and change.action == "cut":
-                self._fleet.cut(engine)
-            elif engine is not None and not engine.draining:
-                self._fleet.remove(engine)
+        self._waiting.extend(news)
+        self.carry_out()
         return len(news)
+
+    def carry_out(self) -> None:
+        """Carry out some of the changes that wait; to be called many times a second."""
+        for _ in range(min(len(self._waiting), CHANGES_PER_TURN)):
+            self._carry_out(self._waiting.popleft())
+
+    def _carry_out(self, change: Change) -> None:
+        engine = self._pool.find(change.address)
+        if change.action not in ("drain", "cut"):
+            if engine is not None or len(self._pool.all()) < MAX_ENGINES:
+                self._fleet.add(change.address, Role(change.action))
+        elif engine is not None and change.action == "cut":
+            self._fleet.cut(engine)
+        elif engine is not None and not engine.draining:
+            self._fleet.remove(engine)

@@ -144,6 +144,7 @@ class Group:
 
     async def _publish_once(self) -> None:
         now = self._clock()
+        self.fleet.carry_out()
         self._expire()
         commands: list[tuple[str | bytes | int, ...]] = []
         if now >= self._heartbeat_s:

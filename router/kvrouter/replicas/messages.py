@@ -9,10 +9,14 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from kvrouter._native import msgpack_within
+
 VERSION: Final = 1
 MAX_ENVELOPE_BYTES: Final = 256 << 10
 """An envelope of this size takes no further item; its last item may exceed it."""
 MAX_RECEIVED_BYTES: Final = 2 << 20
+MAX_VALUES: Final = 1 << 16
+"""More than the largest state has, or an envelope full of the smallest items."""
 MAX_ADDRESSES: Final = 4096
 MAX_CHANGES: Final = 1024
 MAX_PIECE_BLOCKS: Final = 8192
@@ -118,6 +122,8 @@ def decode(message: bytes) -> Envelope:
     if len(message) > MAX_RECEIVED_BYTES:
         raise BadEnvelope("malformed")
     try:
+        if not msgpack_within(message, MAX_VALUES):
+            raise BadEnvelope("malformed")
         if _versions.decode(message).version != VERSION:
             raise BadEnvelope("version")
         return _envelopes.decode(message)

@@ -30,6 +30,7 @@ LOOK_S: Final = 1.0
 RETRY_S: Final = 0.25
 MAX_TTL_S: Final = 3600.0
 _KEYS_AT_A_TIME: Final = 256
+_ENTRY_BYTES: Final = 4096
 
 log = logging.getLogger(__name__)
 
@@ -136,23 +137,26 @@ class RedisSource:
 
     async def _entries(self, link: RedisClient) -> dict[str, EngineEntry]:
         """All entries by address; RedisFailed: they cannot be read."""
-        members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._keys.engines)
-        named = sorted(member.decode("utf-8", "replace") for member in members)[: MAX_MEMBERS + 1]
+        # Not SMEMBERS and MGET: a set or a value of any size would keep the event loop.
+        members = await link.call("SRANDMEMBER", self._keys.engines, MAX_MEMBERS + 1)
+        named = sorted(member.decode("utf-8", "replace") for member in members)
         entries: dict[str, EngineEntry] = {}
         for at in range(0, len(named), _KEYS_AT_A_TIME):
             some = named[at : at + _KEYS_AT_A_TIME]
-            values = await link.call("MGET", *(self._keys.entry(name) for name in some))
+            values = await link.batch(
+                [("GETRANGE", self._keys.entry(name), 0, _ENTRY_BYTES) for name in some]
+            )
             entries |= self._read(dict(zip(some, values, strict=True)))
-            if gone := [n for n, value in zip(some, values, strict=True) if value is None]:
+            if gone := [name for name, value in zip(some, values, strict=True) if not value]:
                 # An engine that is alive adds itself again with its next renewal.
                 await link.call("SREM", self._keys.engines, *gone)
         return entries
 
-    def _read(self, values: Mapping[str, bytes | None]) -> dict[str, EngineEntry]:
+    def _read(self, values: Mapping[str, bytes]) -> dict[str, EngineEntry]:
         """The entries that can be read; others are logged once and left out."""
         entries = {}
         for name, value in values.items():
-            if value is None:
+            if not value:
                 continue
             try:
                 entry = msgspec.json.decode(value, type=EngineEntry)
