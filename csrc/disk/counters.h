@@ -7,9 +7,9 @@
 namespace kv {
 
 // Why a part of a block was not written to the disk.
-enum class DiskSkip : uint8_t { kQueueFull, kGone, kNoRoom, kBypassed };
-inline constexpr std::array<const char*, 4> kDiskSkipNames{"queue_full", "gone", "no_room",
-                                                           "bypassed"};
+enum class DiskSkip : uint8_t { kQueueFull, kGone, kNoRoom, kBypassed, kFailed };
+inline constexpr std::array<const char*, 5> kDiskSkipNames{"queue_full", "gone", "no_room",
+                                                           "bypassed", "failed"};
 enum class DiskError : uint8_t { kRead, kWrite, kSync, kJournal, kCorrupt };
 inline constexpr std::array<const char*, 5> kDiskErrorNames{"read", "write", "sync", "journal",
                                                             "corrupt"};

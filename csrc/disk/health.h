@@ -9,14 +9,14 @@
 
 namespace kv {
 
-enum class DiskFault : uint8_t { kFull, kReadErrors, kWriteErrors, kSlow, kJournal };
-inline constexpr std::array<const char*, 5> kDiskFaultNames{"full", "read_errors", "write_errors",
-                                                            "slow", "journal"};
+enum class DiskFault : uint8_t { kFull, kReadErrors, kWriteErrors, kSlow, kJournal, kSync };
+inline constexpr std::array<const char*, 6> kDiskFaultNames{
+    "full", "read_errors", "write_errors", "slow", "journal", "sync_errors"};
 
 // Up until a fault; then bypassed, with growing pauses between trials, from one second to a minute.
 //
 // A single block that cannot be read or written is lost; several errors in a row are a fault of the
-// disk. A disk that is full or slow, or has a failed journal, is bypassed at once.
+// disk. A disk that is full or slow, fails to sync or has a failed journal, is bypassed at once.
 class DiskHealth {
  public:
   static constexpr unsigned kErrorsInARow = 3;

@@ -14,7 +14,8 @@ bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == 
 
 // By DiskFault.
 constexpr std::array kFaultTexts{"it is full", "it cannot be read", "it cannot be written",
-                                 "it does not answer in time", "its index cannot be written"};
+                                 "it does not answer in time", "its index cannot be written",
+                                 "what was written cannot be synced"};
 
 std::string reason_of(int error) {
   return error == 0 ? std::string() : std::string(" (") + std::strerror(error) + ")";
@@ -121,7 +122,13 @@ bool DiskTier::remove(const BlockKey& key) {
   return removed;
 }
 
-DiskTier::FlushMark DiskTier::begin_flush() { return {writer_->add_all(), journal_->appended()}; }
+DiskTier::FlushMark DiskTier::begin_flush() {
+  return {writer_->add_all(), journal_->appended(), failed()};
+}
+
+uint64_t DiskTier::failed() {
+  return counters_.skipped[DiskSkip::kFailed] + counters_.skipped[DiskSkip::kBypassed];
+}
 
 uint64_t DiskTier::durable_blocks() const {
   const uint64_t blocks = index_->blocks() - std::min(index_->blocks(), writer_->unrecorded());
@@ -159,7 +166,8 @@ void DiskTier::complete(const DiskCompletion& done) {
   if (!written.ours) return complete_read(reader_->complete(done, now_), done);
   if (done.error == 0) return health_.succeeded(false);
   ++counters_.errors[written.sync ? DiskError::kSync : DiskError::kWrite];
-  failed(is_full(done.error) ? DiskFault::kFull : DiskFault::kWriteErrors, done.error);
+  const DiskFault fault = written.sync ? DiskFault::kSync : DiskFault::kWriteErrors;
+  failed(is_full(done.error) ? DiskFault::kFull : fault, done.error);
 }
 
 void DiskTier::complete_read(const DiskReader::Ended& ended, const DiskCompletion& done) {
@@ -217,7 +225,7 @@ void DiskTier::watch_time() {
   if (next && *next <= now_) failed(DiskFault::kSlow, 0);
 }
 
-// Writes and reads a page; then rewrites a failed journal.
+// Tries a page; then rewrites a failed journal.
 void DiskTier::run_trial() {
   if (health_.trial_due(now_)) {
     health_.trial_began();

@@ -101,6 +101,7 @@ class DiskTier {
   struct FlushMark {
     uint64_t written;   // of the writer
     uint64_t recorded;  // of the journal
+    uint64_t failed;
   };
   // After flushed(mark) is true: all that was committed before is durable, or was skipped; blocks
   // removed before do not come back.
@@ -108,6 +109,8 @@ class DiskTier {
   bool flushed(const FlushMark& mark) const {
     return writer_->flushed(mark.written) && journal_->durable() >= mark.recorded;
   }
+  // Parts that were not written because the disk failed.
+  uint64_t failed();
   uint64_t durable_blocks() const;
   // Parts of blocks that were not written, for any reason.
   uint64_t skipped() const;

@@ -30,10 +30,12 @@ bool DiskTrial::submit(DiskIo& io, DiskOp op) {
 }
 
 bool DiskTrial::complete(DiskIo& io, const DiskCompletion& done) {
-  if ((state_ != State::kWriting && state_ != State::kReading) || done.id != id_) return false;
+  if (state_ == State::kIdle || state_ >= State::kWell || done.id != id_) return false;
   if (done.error != 0) {
     state_ = State::kBad;
   } else if (state_ == State::kWriting) {
+    state_ = submit(io, DiskOp::kSync) ? State::kSyncing : State::kBad;
+  } else if (state_ == State::kSyncing) {
     std::memset(page_.get(), 0, kPage);
     state_ = submit(io, DiskOp::kRead) ? State::kReading : State::kBad;
   } else {

@@ -1,4 +1,4 @@
-// The trial of a bypassed disk: a page that belongs to no block is written and read back.
+// The trial of a bypassed disk: a page that belongs to no block is written, synced and read back.
 #pragma once
 
 #include "disk/file.h"
@@ -9,7 +9,7 @@ namespace kv {
 
 class DiskTrial {
  public:
-  enum class State { kIdle, kWriting, kReading, kWell, kBad };
+  enum class State { kIdle, kWriting, kSyncing, kReading, kWell, kBad };
 
   // Begins with a write to the extent. False: the disk takes no request.
   bool begin(DiskIo& io, int fd, uint64_t offset);

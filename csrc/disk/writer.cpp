@@ -131,7 +131,7 @@ bool DiskWriter::write(DiskIo& io, const Queued& next, Block& block, const Part&
   memory_.pin(block);
   const uint32_t crc = digests_ ? part.crc : crc32c(data, bytes);
   writing_.emplace(id,
-                   Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false, now});
+                   Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false, false, now});
   return true;
 }
 
@@ -150,10 +150,8 @@ void DiskWriter::submit_sync(DiskIo& io, TimePoint now) {
 DiskWriter::Done DiskWriter::complete(const DiskCompletion& done) {
   if (sync_in_flight_ && done.id == sync_id_) {
     sync_in_flight_ = false;
-    for (Writing& one : syncing_) {
-      one.cancelled |= done.error != 0;
-      synced_.push_back(one);
-    }
+    if (done.error != 0) distrust();
+    synced_.insert(synced_.end(), syncing_.begin(), syncing_.end());
     syncing_.clear();
     return {true, true};
   }
@@ -163,14 +161,25 @@ DiskWriter::Done DiskWriter::complete(const DiskCompletion& done) {
   writing_.erase(found);
   memory_.unpin(*one.block);
   one.block = nullptr;
-  if (done.error == 0) {
-    counters_.written_bytes += one.bytes;
-    written_.push_back(one);
-  } else {
-    index_.give_up(one.key.block, one.key.part_id);
-    outstanding_.erase(one.mark);
-  }
+  if (done.error == 0) counters_.written_bytes += one.bytes;
+  if (done.error == 0 && !one.distrusted) written_.push_back(one);
+  else drop(one, !one.cancelled);
   return {true, false};
+}
+
+// A sync failed: it, or the next one, may have been told of any write that is not synced.
+void DiskWriter::distrust() {
+  for (const std::vector<Writing>* some : {&syncing_, &written_})
+    for (const Writing& one : *some) drop(one, !one.cancelled);
+  syncing_.clear();
+  written_.clear();
+  for (auto& [id, one] : writing_) one.distrusted = true;
+}
+
+void DiskWriter::drop(const Writing& one, bool failed) {
+  index_.give_up(one.key.block, one.key.part_id);
+  if (failed) skip(one.mark, DiskSkip::kFailed);
+  else outstanding_.erase(one.mark);
 }
 
 bool DiskWriter::record() {
@@ -180,8 +189,7 @@ bool DiskWriter::record() {
     const uint64_t sequence =
         one.cancelled ? 0 : index_.record(one.key.block, one.key.part_id, one.generation, one.crc);
     if (sequence == 0) {
-      index_.give_up(one.key.block, one.key.part_id);
-      outstanding_.erase(one.mark);
+      drop(one, false);
     } else {
       ++counters_.stored;
       recorded_.push_back({sequence, one.mark});

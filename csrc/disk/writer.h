@@ -13,7 +13,9 @@ namespace kv {
 
 // A part waits in a queue; its block is pinned, up to `pinned_bytes` (a block that is not pinned
 // may be evicted meanwhile, and is then skipped). It is written; then a sync covers all writes
-// before it; then it is recorded, and durable when the journal is.
+// before it; then it is recorded, and durable when the journal is. After a sync that failed nothing
+// that was written since the last good one is recorded: the kernel reports an error once, and may
+// have dropped what it could not write, so that the next sync would succeed without it.
 class DiskWriter {
  public:
   static constexpr size_t kMaxQueued = 65536;
@@ -73,6 +75,7 @@ class DiskWriter {
     uint32_t crc = 0;
     uint64_t bytes = 0;
     bool cancelled = false;
+    bool distrusted = false;  // a sync failed while it was written
     TimePoint since{};
   };
   struct Recorded {
@@ -86,6 +89,8 @@ class DiskWriter {
              TimePoint now);
   void end_queued(const Queued& entry);
   void skip(uint64_t mark, DiskSkip why);
+  void drop(const Writing& one, bool failed);
+  void distrust();
   void submit_sync(DiskIo& io, TimePoint now);
 
   Table& memory_;

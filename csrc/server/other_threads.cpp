@@ -89,6 +89,7 @@ FlushResult Server::flush_disk(double timeout_s) {
     result.durable_blocks = disk.durable_blocks();
     result.skipped = disk.skipped();
     if (!disk.usable()) result.why = std::string("the disk is bypassed: ") + disk.fault_name();
+    else if (disk.failed() != mark.failed) result.why = "blocks could not be written";
     else if (disk.flushed(mark)) result.done = true;
     if (result.done || !result.why.empty()) return result;
     if (flushed_.wait_until(lock, until) == std::cv_status::timeout) {

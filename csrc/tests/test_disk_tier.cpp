@@ -216,6 +216,77 @@ void a_full_disk_is_put_aside_and_tried_again() {
   CHECK(rig.tier->durable_blocks() == 2 && rig.tier->take_notices().size() == 2);
 }
 
+// The kernel reports an error once, and forgets what it could not write: a sync after it is no proof.
+void after_a_sync_that_failed_nothing_that_was_written_is_believed() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 1);
+  rig.put(2);
+  rig.turn();
+  rig.io->finish(0);
+  rig.turn();  // the sync of 2 has begun
+  rig.put(3);
+  rig.put(4);
+  rig.turn();
+  CHECK(rig.io->held.size() == 3 && rig.io->held[0].op == DiskOp::kSync);
+  rig.io->finish(1);  // 3 is written, 4 is being written
+  rig.turn();
+  const DiskTier::FlushMark mark = rig.tier->begin_flush();
+  rig.io->finish(0, EIO);
+  rig.turn();
+  CHECK(rig.tier->fault() == DiskFault::kSync && rig.bypassed == 1);
+  CHECK(rig.stat("disk_bypassed.sync_errors") == 1 && rig.stat("disk_errors_total.sync") == 1);
+  CHECK(rig.tier->failed() != mark.failed && rig.tier->durable_blocks() == 1);
+  const auto notices = rig.tier->take_notices();
+  CHECK(notices.size() == 1 && notices[0].bad);
+  CHECK(notices[0].sentence.find("cannot be synced (Input/output error)") != std::string::npos);
+  rig.io->finish_all();  // 4 too is written; it is not synced
+  rig.turn();
+  CHECK(rig.stat("disk_skipped_total.failed") == 3 && rig.stat("disk_blocks") == 1);
+
+  for (int trial = 0; trial < 2; ++trial) {  // what can be written and not synced stays aside
+    rig.tick(10.0);
+    rig.turn();
+    rig.io->finish(0);
+    rig.turn();
+    CHECK(rig.io->count(DiskOp::kSync) == 1);
+    rig.io->finish(0, EIO);
+    rig.turn();
+    CHECK(!rig.tier->usable() && rig.io->held.empty());
+  }
+  rig.tick(10.0);
+  rig.run_until([&] { return rig.tier->usable(); });
+  rig.flush();
+  CHECK(rig.tier->durable_blocks() == 4 && rig.in_memory(4));
+}
+
+void a_sync_for_which_there_is_no_room_is_a_full_disk() {
+  Folder folder;
+  Rig rig(folder.path());
+  rig.put(1);
+  rig.turn();
+  rig.io->finish(0);
+  rig.turn();
+  rig.io->finish(0, EDQUOT);
+  rig.turn();
+  CHECK(rig.tier->fault() == DiskFault::kFull && rig.stat("disk_skipped_total.failed") == 1);
+}
+
+void a_block_that_cannot_be_written_fails_the_flush_and_no_other() {
+  Folder folder;
+  Rig rig(folder.path());
+  rig.put(1);
+  rig.put(2);
+  const DiskTier::FlushMark mark = rig.tier->begin_flush();
+  rig.turn();
+  rig.io->finish(0, EIO);
+  rig.run_until([&] { return rig.tier->flushed(mark); });
+  CHECK(rig.tier->usable() && rig.tier->failed() == mark.failed + 1);
+  const DiskTier::FlushMark next = rig.tier->begin_flush();  // it is in memory: it is written now
+  rig.run_until([&] { return rig.tier->flushed(next); });
+  CHECK(rig.tier->failed() == next.failed && rig.tier->durable_blocks() == 2);
+}
+
 void a_disk_that_does_not_answer_is_put_aside() {
   Folder folder;
   Rig rig(folder.path());
@@ -367,6 +438,9 @@ int main() {
   one_block_that_cannot_be_read_is_its_own_loss();
   errors_in_a_row_put_the_disk_aside();
   a_full_disk_is_put_aside_and_tried_again();
+  after_a_sync_that_failed_nothing_that_was_written_is_believed();
+  a_sync_for_which_there_is_no_room_is_a_full_disk();
+  a_block_that_cannot_be_written_fails_the_flush_and_no_other();
   a_disk_that_does_not_answer_is_put_aside();
   an_index_that_cannot_be_written_puts_the_disk_aside_and_is_then_written_anew();
   what_is_deleted_stays_deleted();

@@ -108,10 +108,10 @@ int DiskJournal::recover(JournalFile& file, DiskContents& found, JournalSummary&
   summary.overlapped = replay.overlapped();
   summary.good_bytes = good;
   summary.torn_bytes = all - good;
-  if (all != good) {
+  if (all != good)
     if (const int error = file.truncate(good)) return error;
-    if (const int error = file.sync()) return error;
-  }
+  // What was found may never have been synced.
+  if (const int error = file.sync()) return error;
   names_ = replay.names();
   found = std::move(replay.contents());
   journal_.seed = journal_seed(replay.header().file_id);

@@ -145,17 +145,18 @@ HELPS: Final = {
     "disk_journal_bytes": "Size of the disk's index.",
     "disk_queue": "Parts of blocks that are to be written to the disk.",
     "disk_reads": "Parts of blocks that are being read from the disk.",
-    "disk_bypassed{reason}": "1 while the disk is not used: full, read_errors, write_errors, slow, "
-    "or its index cannot be written (journal).",
+    "disk_bypassed{reason}": "1 while the disk is not used: full, read_errors, write_errors, "
+    "sync_errors, slow, or its index cannot be written (journal).",
     "disk_bypasses_total{reason}": "Times that the node stopped using the disk: full, read_errors, "
-    "write_errors, slow or journal.",
+    "write_errors, sync_errors, slow or journal.",
     "disk_written_bytes_total": "Bytes of blocks written to the disk.",
     "disk_read_bytes_total": "Bytes of blocks read from the disk.",
     "disk_stored_total": "Parts of blocks recorded as stored on the disk.",
     "disk_promoted_total": "Parts of blocks brought from the disk into memory.",
     "disk_promotion_ns": "Time from the request for a part until it was in memory.",
     "disk_skipped_total{reason}": "Parts of blocks not written: too many waited (queue_full), the "
-    "block was removed before its turn (gone), there was no_room on the disk, or it was bypassed.",
+    "block was removed before its turn (gone), there was no_room on the disk, it was "
+    "bypassed, or the write or its sync failed.",
     "disk_errors_total{kind}": "Operations that failed: read, write, sync, of the index (journal), "
     "or a read whose bytes do not match the digest of the put (corrupt).",
     "disk_dropped_total": "Blocks forgotten because they could not be read or were corrupt. None "
