@@ -1,6 +1,7 @@
 """Programs that make credentials: what they get, what they may answer, and when they are ended."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from tests.fakes.certificates import Authority
 from tests.fakes.discovery import QUICK
 from tests.fakes.kubernetes import KubernetesServer, server_tls
@@ -220,6 +222,46 @@ async def test_what_a_program_left_behind_in_another_session_holds_no_descriptor
         await settled(lambda: descriptors() <= before)
     finally:
         os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("make", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 1000",
+        "setsid sh -c 'echo $$ > left; exec sleep 1000'",
+        f"head -c {MAX_ANSWER_BYTES + 1} /dev/zero; sleep 1000",
+    ],
+)
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_event_loop_that_ends_behind_a_program_has_reaped_it(
+    place: Place,
+    script: str,
+    cancelled: bool,
+    make: Callable[[], asyncio.AbstractEventLoop],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(place.folder)
+    path = place.script(script)
+    before = set(children())
+
+    async def run() -> None:
+        asked = asyncio.create_task(place.find(path, program_s=PATIENCE_S if cancelled else 0.5))
+        if cancelled:
+            await settled(lambda: place.runs == 1)
+            asked.cancel()
+        with pytest.raises((ApiFailed, asyncio.CancelledError)):
+            await asked
+        assert set(children()) <= before, "what is killed is no zombie when its caller goes on"
+
+    try:
+        with asyncio.Runner(loop_factory=make) as runner:
+            runner.run(run())
+        gc.collect()  # a transport that is left complains of it
+    finally:
+        left = place.folder / "left"
+        if left.exists() and (number := left.read_text().strip()):
+            os.kill(int(number), signal.SIGKILL)
 
 
 async def test_a_program_whose_caller_is_cancelled_is_killed(place: Place, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 30.0
 """A program may ask a server of its own."""
+REAPED_S: Final = 5.0
+"""After SIGKILL: only a process that the kernel does not let go takes longer."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXTENSION: Final = "client.authentication.k8s.io/exec"
@@ -101,17 +103,26 @@ class ProgramCredentials:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """Collects what a process writes, up to a bound, until it has ended."""
+    """Collects what a process writes, up to a bound, until it has ended.
+
+    Attributes:
+        ended: it has, and nobody holds its stdout any more; or it wrote too much.
+        exited: set once the event loop has reaped it.
+    """
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.exited = asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         del fd
         self.content += data
         if len(self.content) > MAX_ANSWER_BYTES and not self.ended.done():
             self.ended.set_exception(ApiFailed(f"it answers more than {MAX_ANSWER_BYTES} bytes"))
+
+    def process_exited(self) -> None:
+        self.exited.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         """It has ended, and nobody holds its stdout any more."""
@@ -139,9 +150,9 @@ async def _start(
     except asyncio.CancelledError:
         # A cancelled subprocess_exec kills the process, but not what that has started by then.
         with suppress(OSError, ValueError):
-            transport, _ = await starting
+            transport, output = await starting
             _kill(transport)
-            transport.close()
+            await _close(transport, output)
         raise
     except OSError as error:
         raise ApiFailed(f"{reason_of(error)}; install it") from None
@@ -152,6 +163,18 @@ async def _start(
 def _kill(transport: asyncio.SubprocessTransport) -> None:
     with suppress(OSError):  # it may have ended, or be another user's
         os.killpg(transport.get_pid(), signal.SIGKILL)
+
+
+async def _close(transport: asyncio.SubprocessTransport, output: _Output) -> None:
+    """Let go of a process that has ended or was killed, once it is reaped.
+
+    Before that its transport would outlive an event loop that ends now.
+    """
+    transport.close()  # its pipe, which what it left behind may still hold
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REAPED_S):
+            await output.exited.wait()
+    transport.close()
 
 
 async def _output(command: list[str], environment: dict[str, str], deadline_s: float) -> bytes:
@@ -166,7 +189,7 @@ async def _output(command: list[str], environment: dict[str, str], deadline_s: f
             raise ApiFailed(f"it does not end within {deadline_s:g} s") from None
         raise
     finally:
-        transport.close()
+        await _close(transport, output)
     if code := transport.get_returncode():
         raise ApiFailed(f"it ends with {code}; run it by hand to see why")
     return bytes(output.content)
