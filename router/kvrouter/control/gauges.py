@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
-    "tokenizer (local), an engine (engine), or none (failed).",
+    "tokenizer (local), an engine (engine), or none: it failed, or nobody answered in time (late).",
     "store_view": "Waits at single nodes of the store by outcome (landed, timeout, store_away, "
     "unknown_manifest), and prefix lookups without an answer (match_failed).",
     "kv_event": "KV events and what was wrong with them, by kind.",

@@ -7,7 +7,7 @@ own request, which has the same prompt and so the same blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +44,6 @@ class RenderedLegs:
     tokens: TokenSource  # asks engines for token ids
     orchestrator: Orchestrator
     sink: ResponseSink  # takes the answer
-    _turn: int = field(default=0, init=False)
 
     async def run(self, context: RequestContext) -> bool:
         """Answer a request; False: it has to be answered by one engine, and nothing was done.
@@ -96,10 +95,8 @@ class RenderedLegs:
             return None
         own = dict.fromkeys(family.parameters.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
-        self._turn += 1
-        engine, since_s = decode[self._turn % len(decode)], monotonic()
-        path = RENDERED[context.exchange.path]
-        found = await self.tokens.rendered(engine, path, body)
+        since_s, path = monotonic(), RENDERED[context.exchange.path]
+        found = await self.tokens.rendered(decode, path, body)
         context.tokenised(since_s)
         return found
 

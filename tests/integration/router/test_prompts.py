@@ -1,10 +1,14 @@
 """Whose word on a prompt's tokens is taken: /tokenize where it knows, else the prefill leg."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from tests.integration.router.conftest import Open, chat, text
+from tests.integration.router.conftest import Open, chat, metric, text
+from tests.integration.router.test_landing import announce
+
+from kvrouter.http.server.exchange import Exchange
 
 
 @pytest.mark.parametrize("more", [{"documents": [{"text": "d"}]}, {"tool_choice": "none"}])
@@ -37,3 +41,21 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(site: Ope
     status, _, body = await here.post(text(vllm_xargs={"kv_transfer_params": "x"}))
     assert (status, json.loads(body)["error"]["param"]) == (400, "vllm_xargs")
     assert here.decode[0].requests == here.prefill[0].requests == []
+
+
+async def test_an_engine_that_does_not_tokenise_delays_one_request(site: Open) -> None:
+    """The others go on without ids, and find what they share by their text."""
+    here = await site(policy="prefix", prepare=announce)
+    lets_go, asked = asyncio.Event(), list[bytes]()
+
+    async def hang(exchange: Exchange) -> None:
+        asked.append(exchange.body)
+        await lets_go.wait()
+        exchange.respond(200, b'{"tokens":[1,2]}')
+
+    here.decode[0].pages["/tokenize"] = hang
+    for number in range(5):
+        assert (await here.post(text(prompt=f"Hello, number {number}")))[0] == 200
+    assert len(asked) == 1
+    assert await metric(here, 'kvrouter:tokenize_total{kind="late"}') == 5
+    lets_go.set()

@@ -5,7 +5,7 @@ Asks only for what the policy or the threshold can use; without an answer the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +52,6 @@ class InputsBuilder:
     prefill_threshold: int  # see `RouteInputs`; may change
     model_thresholds: Mapping[str, int]  # the same of some aliases and models; may change
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
-    _turn: int = field(default=0, init=False)
 
     async def inputs(
         self, context: RequestContext, decode: Sequence[Engine], prefill: Sequence[Engine]
@@ -124,9 +123,8 @@ class InputsBuilder:
             return request.ids
         if self.needs_hashes and prompt.hashable and known and prompt.tokens is None:
             body = family.tokenize_body(request)
-            self._turn += 1
-            engine, since_s = decode[self._turn % len(decode)], monotonic()
-            prompt.tokens = await self.tokens.tokens(engine, context.model, body, request.text)
+            since_s = monotonic()
+            prompt.tokens = await self.tokens.tokens(decode, context.model, body, request.text)
             context.tokenised(since_s)
         if identity is not None and _is_too_long_a_chat(context, identity):
             prompt.tokens = None

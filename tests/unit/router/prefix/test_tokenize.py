@@ -58,7 +58,7 @@ def body(text: str) -> bytes:
 
 
 async def ids(source: TokenSource, text: str) -> Sequence[int] | None:
-    found = await source.tokens(ENGINE, "m", body(text), text)
+    found = await source.tokens([ENGINE], "m", body(text), text)
     if found is None:
         return None
     numbers = array("I")
