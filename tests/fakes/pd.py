@@ -64,7 +64,8 @@ class PdEngine:
         role: "prefill", "decode" or "both".
         mode: "ok"; "500"; "drop" (the connection breaks); "drop_mid" (after two events, or within
             the answer); "drop_end" (after a stream's end mark); "error_mid" (two events, then an
-            error event); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`).
+            error event); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`);
+            "says" (what `says` answers, also to endpoints without legs).
         thawed: while not set, it answers nothing that is asked from then on.
         requests: bodies of completions and chats but for introductions, with `headers` beside.
         began: their bodies as they begin; `computed`: prompts whose KV was computed here.
@@ -85,6 +86,8 @@ class PdEngine:
         self.go = asyncio.Event()
         self.thawed = asyncio.Event()
         self.thawed.set()
+        self.says: Callable[[Exchange], Awaitable[None]] = _lost_for_words
+        self.passed = 0
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
         self.began: asyncio.Queue[Json] = asyncio.Queue()
@@ -135,6 +138,8 @@ class PdEngine:
             ("GET", "/v1/models", self._models),
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chats),
+            ("POST", "/v1/embeddings", self._passed_through),
+            ("POST", "/v1/responses", self._passed_through),
         ]
         if self.api != "openai":
             routes += [("GET", "/health", self._health), ("POST", "/tokenize", self._tokenize)]
@@ -223,6 +228,16 @@ class PdEngine:
     async def _chats(self, exchange: Exchange) -> None:
         await self._serve(exchange, "chat")
 
+    async def _passed_through(self, exchange: Exchange) -> None:
+        self.passed += 1
+        await self._delay({}, self.mode)
+        if self.mode == "drop":
+            exchange.abort()
+        elif self.mode == "says":
+            await self.says(exchange)
+        else:
+            exchange.respond(200, b'{"data": []}')
+
     async def _serve(self, exchange: Exchange, kind: Kind) -> None:
         body: Json = json.loads(exchange.body)
         probe = body.get("prompt") == [1] and body.get("max_tokens") == 1
@@ -252,10 +267,12 @@ class PdEngine:
     async def _generate(
         self, exchange: Exchange, body: Json, request: GenerateRequest, mode: str
     ) -> None:
-        if mode in ("500", "drop"):
+        if mode in ("500", "drop", "says"):
             await self.refused(body)
             if mode == "drop":
                 exchange.abort()
+            elif mode == "says":
+                await self.says(exchange)
             else:
                 self.fail(exchange, request, "CUDA error")
             return
@@ -344,6 +361,10 @@ class PdEngine:
         answer.tokens.append(token)
         answer.text += text
         return token, text
+
+
+async def _lost_for_words(exchange: Exchange) -> None:
+    exchange.abort()
 
 
 class PlainEngine(PdEngine):

@@ -25,7 +25,7 @@ from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
-from kvrouter.serving.legs.retries import Retries
+from kvrouter.serving.legs.failures import Retries
 from kvrouter.serving.streaming.keep_alive import KeepAlive
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient

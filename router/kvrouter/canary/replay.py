@@ -19,8 +19,9 @@ from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.openai.request import Request, parse
 from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient
+from kvrouter.serving.legs.failures import LegFailed
+from kvrouter.serving.legs.forward import forward
 from kvrouter.serving.legs.leg import PATHS
-from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.forwarded_headers import with_own_id
 from kvrouter.telemetry.series import Tally
 
@@ -188,7 +189,7 @@ class CanaryReplays:
         ticket = self.pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
         try:
             fields = with_own_id(sample.fields)
-            answer = await client.forward(engine, PATHS[request.kind], fields, body)
+            answer = await forward(client, engine, (PATHS[request.kind], fields, body))
             content = await answer.read(MAX_ANSWER_BYTES, client.deadlines.idle_s)
         except (LegFailed, UpstreamError) as error:
             log.info("canary: the replay of request %s failed: %s", sample.request_id, error)

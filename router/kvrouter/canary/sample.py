@@ -45,9 +45,9 @@ class SampledSink(ClientSink):
         super().__init__(client, metrics)
         self._sent = sent
 
-    def whole(self, context: RequestContext, body: bytes) -> None:
+    def respond(self, context: RequestContext, body: bytes) -> None:
         """Answer, without the tokens' names unless the client asked for them."""
-        super().whole(context, self._sent.rewrite_answer(body))
+        super().respond(context, self._sent.rewrite_answer(body))
 
     def relay(self, context: RequestContext, answer: EngineResponse) -> Relay:
         """As `ClientSink.relay`."""

@@ -350,6 +350,12 @@ class EnginePool:
             self._tell("breaker open", engine)
         return opens
 
+    def proven(self, engine: Engine, reason: Failure) -> None:
+        """A failure that ended without a verdict is the engine's: another one did well."""
+        if engine.breaker is not None and engine.breaker.state is BreakerState.HALF_OPEN:
+            engine.breaker.began()  # it was the trial
+        self.failed(engine, reason)
+
     def state(self, engine: Engine) -> BreakerState | None:
         """The state of its breaker; None while it is not in the pool."""
         if engine.identity is None or engine.breaker is None:

@@ -225,8 +225,10 @@ async def _endpoints(pages: EnginePages) -> frozenset[str] | None:
     """
     try:
         paths = (await pages.json("/openapi.json")).get("paths")
-    except ProbeFailed:  # an engine that cannot make its schema may be well all the same
-        return None
+    except ProbeFailed as error:
+        if error.ours:
+            raise
+        return None  # an engine that cannot make its schema may be well all the same
     return (listed(paths) if isinstance(paths, dict) else frozenset()) or None
 
 

@@ -13,7 +13,7 @@ from kvrouter.credentials.engine_keys import REFUSALS, WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.bounded_answer import read_bounded
-from kvrouter_store.system_errors import reason_of
+from kvrouter_store.system_errors import is_ours, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,7 +110,10 @@ class ProbeClient:
             ) from None
         except aiohttp.ClientConnectorError as error:
             reason, refused = reason_of(error.os_error), error.errno == ECONNREFUSED
-            raise ProbeFailed(f"{path} cannot be reached: {reason}", silent=not refused) from None
+            ours = is_ours(error.os_error)
+            raise ProbeFailed(
+                f"{path} cannot be reached: {reason}", silent=not (refused or ours), ours=ours
+            ) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise ProbeFailed(f"{path}: {error or type(error).__name__}", silent=True) from None
 

@@ -87,7 +87,10 @@ class Prober:
         await self.client.close()
 
     async def check(self, engine: Engine) -> str | None:
-        """Check its health, then identify it or refresh its models; what is wrong, or None."""
+        """Check its health, then identify it or refresh its models; what is wrong, or None.
+
+        That the router has no descriptor left is not wrong with an engine.
+        """
         pulse = self.lives.pulse(engine)
         try:
             await self.detector.check_health(engine)
@@ -96,6 +99,9 @@ class Prober:
             else:
                 await self._refresh_models(engine)
         except ProbeFailed as error:
+            if error.ours and engine.identity is not None:
+                log.warning("engine %s could not be checked: %s", engine.address, error)
+                return None
             if error.silent:
                 pulse.missed += 1
             elif error.status:

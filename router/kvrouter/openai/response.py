@@ -35,6 +35,12 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
 _GENERATED: Final = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
 
 
+def is_json(body: bytes) -> bool:
+    """Whether `body` can be an answer of OpenAI's API, by its first and last character alone."""
+    body = body.strip()
+    return body[:1] + body[-1:] in (b"{}", b"[]")
+
+
 def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
     """The decode leg's whole answer as the client may see it; `body` itself if nothing differs.
 

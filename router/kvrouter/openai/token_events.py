@@ -20,6 +20,8 @@ _PROMPT: Final = "prompt_token_ids"
 _PLAIN: Final = frozenset({"role", "content"})
 _SERVER_ERROR: Final = 500
 _REASON_CHARACTERS: Final = 32
+GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
+"""Finish reasons of requests that vLLM, SGLang or TensorRT-LLM gave up."""
 _OTHER_TOKENS: Final = "it does not go on where the stream broke off"
 
 
@@ -186,6 +188,8 @@ class SentTokens:
         content = ids or reason or text
         if self._expected_prompt is not None and content:
             self.failure = _OTHER_TOKENS
+        if self._resumes and reason in GIVEN_UP:
+            self.failure = f"its stream ends with {reason!r}"
         if self.failure is not None:
             return False
         if self._chat:

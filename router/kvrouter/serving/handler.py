@@ -18,7 +18,7 @@ from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
 from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.request import UNREAD, Request, priority
 from kvrouter.openai.sse import error_events
-from kvrouter.serving.legs.retries import Refused
+from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.request.forwarded_headers import leg_fields
 
@@ -224,13 +224,12 @@ class RequestHandler:
         exchange.respond(error.status, body, headers=error.headers(), fields=fields)
 
     def _answer_refused(self, context: RequestContext, refused: Refused) -> None:
-        context.outcome.reason = "refused"
-        exchange, status, body = context.exchange, refused.status, refused.body
+        exchange, status, body = context.exchange, refused.words.status, refused.words.body or b""
+        context.outcome.reason = "refused" if status < 500 else "error"
         if exchange.started:
             self._end_stream(context, status, refusal_events(status, body, exchange.path))
-            return
-        kind, fields = refused.content_type, context.answer_fields
-        exchange.respond(status, body, content_type=kind, fields=fields)
+        else:
+            refused.respond(exchange, context.answer_fields)
 
     def _end_stream(self, context: RequestContext, status: int, events: bytes) -> None:
         """End a stream that has begun with an error; it says more than its status if it is all."""

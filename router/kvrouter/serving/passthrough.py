@@ -37,14 +37,10 @@ from kvrouter.openai.response import (
 from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
-from kvrouter.serving.legs.retries import (
-    AGAIN,
-    EngineFull,
-    LegFailed,
-    Refused,
-    Retries,
-    decode_error,
-)
+from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, Words, answer_of, note
+from kvrouter.serving.legs.forward import forward
+from kvrouter.serving.legs.verdict import words_of
+from kvrouter.serving.streaming.onward import pass_on
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.sinks import begin_events, broke_off, pass_comments
 
@@ -95,12 +91,14 @@ class Passthrough:
         endpoint = endpoint_at(path)
         await self.engine_wait.until(lambda: self.pool.serving(path, model), model)
         if not await self.rendered.run(context):
-            await self._ask_engines(context, endpoint)
+            try:
+                await self._ask_engines(context, endpoint)
+            except Refused as refused:
+                raise _told(refused.words, path) from None
 
     async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
         """Ask one engine after another, while the client has seen nothing and it is safe."""
         tried: list[Engine] = []
-        error = ApiError(503, "No decode engine is available.", retry_after_s=1)
         while len(tried) < self.retries.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
@@ -115,11 +113,9 @@ class Passthrough:
                 await self._ask(context, endpoint, engine, computed_tokens)
                 return
             except LegFailed as failed:
-                context.outcome.error, error = str(failed), _as_answer(failed)
-                idle = failed.failure in AGAIN or isinstance(failed, EngineFull)
-                if not (endpoint.again or idle):
+                if not note(context, failed) or (failed.row.begun and not endpoint.again):
                     break
-        raise error
+        raise answer_of(context)
 
     def _choose(
         self, context: RequestContext, endpoint: Endpoint, engines: Sequence[Engine]
@@ -172,7 +168,8 @@ class Passthrough:
         try:
             span, fields = context.begin_leg("kvrouter.forward", engine)
             path, as_it_is = context.exchange.path, endpoint is OTHER
-            answer = await self.client.forward(engine, path, fields, body, as_it_is=as_it_is)
+            sent = path, fields, body
+            answer = await forward(self.client, engine, sent, as_it_is=as_it_is)
             await self._pass_on(context, endpoint, ticket, answer)
         finally:
             ticket.release()
@@ -195,28 +192,33 @@ class Passthrough:
         if answer.status == 200 and content_type.startswith("text/event-stream"):
             await self._stream(context, endpoint, ticket, answer)
             return
-        body = await self.client.read(ticket.engine, answer, any_kind=endpoint is OTHER)
-        if answer.status >= 400 and (told := _foreign_error(body)) is not None:
-            usual = f"The engine answers {answer.status} to {context.exchange.path}."
-            raise ApiError(answer.status, told or usual)
+        if answer.status >= 400:
+            words = await words_of(answer, self.client.deadlines.idle_s)
+            if endpoint is not OTHER:
+                self.pool.succeeded(ticket.engine)
+            raise words.told(Role.DECODE)
+        any_kind = endpoint is OTHER or answer.status != 200
+        body = await self.client.read(ticket.engine, answer, any_kind=any_kind)
         if answer.status == 200:
             self._computed(context, endpoint, ticket)
         if context.exchange.started:  # with comments
-            if answer.status < 400:
-                raise ApiError(502, "The engine's answer is no stream.")
-            raise Refused(answer.status, body, content_type, Role.DECODE)
+            raise ApiError(502, "The engine's answer is no stream.")
+        if body is None:
+            tidy = partial(tidy_answer, cached_tokens=None)
+            body = await pass_on(context, self.client, ticket.engine, answer, tidy)
+        else:
+            told, fields = tidy_answer(body, None), context.answer_fields
+            context.exchange.respond(answer.status, told, content_type=content_type, fields=fields)
         usage = last_usage(body)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(usage, 0, whole=True)
         if answer.status == 200:
             _note_prompt(context, endpoint, prompt_usage(usage))
-        body, fields = tidy_answer(body, None), context.answer_fields
-        context.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 
     def _computed(self, context: RequestContext, endpoint: Endpoint, ticket: Ticket) -> None:
         """The engine answers: it has computed the prompt."""
         ticket.computed()
-        context.held.release()
+        context.answered_well()
         if endpoint.generates:
             self.inputs_builder.computed(ticket.engine, context.prompt)
 
@@ -229,7 +231,7 @@ class Passthrough:
             await answer.first_event(self.client.deadlines.first_byte_s, comments)
             check_begun(answer)
         except UpstreamError as error:
-            raise self.client.failed(engine, error) from None
+            raise self.client.verdict(engine, error) from None
         self._computed(context, endpoint, ticket)
         exchange = context.exchange
         begin_events(context)
@@ -293,7 +295,10 @@ def _foreign_error(body: bytes) -> str | None:
     return told[:_MESSAGE] if isinstance(told, str) else ""
 
 
-def _as_answer(failed: LegFailed) -> ApiError:
-    if isinstance(failed, EngineFull):
-        return ApiError(429, "The engines are full.", retry_after_s=1)
-    return decode_error(failed)
+def _told(words: Words, path: str) -> ApiError | Refused:
+    """An engine's error as the client gets it: as it is, or in the words of its API."""
+    told = _foreign_error(words.body or b"")
+    if told is None:
+        return Refused(words, Role.DECODE)
+    usual = f"The engine answers {words.status} to {path}."
+    return ApiError(words.status, told or usual, retry_after_s=words.retry_after_s)

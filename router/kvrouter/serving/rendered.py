@@ -18,7 +18,7 @@ from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.splice import splice
 from kvrouter.openai.endpoints import MESSAGES, RESPONSES
 from kvrouter.openai.request import Request, parse
-from kvrouter.serving.legs.retries import Refused
+from kvrouter.serving.legs.failures import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -128,8 +128,8 @@ class Metrics(Collector):
         )
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors",
-            "Failed legs by reason: a refused or broken connection, a status, a time-out, an "
-            "unusable answer, a full engine, a dead one.",
+            "Failed legs by reason (docs/failures.md): a refused or broken connection, a status, a "
+            "time-out, an unusable answer, a full engine, a dead one, the router's own limits.",
             ["leg", "reason"],
         )
         self.engines_left = Tally(

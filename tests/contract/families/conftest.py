@@ -107,6 +107,7 @@ def said(raw: bytes) -> str:
     return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
 
 
+DEFAULTS: Json = {"policy": "round_robin", "engine_wait_s": 0.0, "health_interval_s": 0.05}
 MODEL_BODY: Json = {"model": "m", "prompt": "Hello", "max_tokens": 3}
 Open = Callable[..., Awaitable[Site]]
 
@@ -138,8 +139,7 @@ async def open_site() -> AsyncIterator[Open]:
                 prefill=[e.address for e in engines[:prefill]],
                 decode=[e.address for e in engines[prefill:]],
                 port=0,
-                health_interval_s=0.05,
-                **{"policy": "round_robin", "engine_wait_s": 0.0, **settings},
+                **{**DEFAULTS, **settings},
             )
         )
         port = await app.start()

@@ -13,7 +13,7 @@ from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
 from kvrouter.engines.families.sglang import ROOM_BITS, Rooms, Sglang
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.concurrent import both
-from kvrouter.serving.legs.retries import LegFailed
+from kvrouter.serving.legs.failures import LegFailed
 from kvrouter.serving.request.context import RequestContext, Timing
 
 
@@ -44,7 +44,7 @@ async def test_no_two_attempts_meet_in_one_room(open_site: Open) -> None:
 async def test_as_many_pairs_are_asked_as_the_settings_say(open_site: Open, attempts: int) -> None:
     here = await open_site("sglang", 3, 3, retry_max_attempts=attempts)
     for engine in here.decode:
-        engine.mode = "500"
+        engine.mode = "drop"
     assert (await here.post(ids(300)))[0] == 503
     assert sum(len(engine.requests) for engine in here.decode) == attempts
 

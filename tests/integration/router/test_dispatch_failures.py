@@ -103,7 +103,7 @@ async def test_a_prefill_leg_that_never_ends_is_bounded_with_both_legs(
     )
     task = ask(here)
     await both_began(here, node, mode)
-    assert (await task)[0] == 429
+    assert (await task)[0] == 504
     await here.decode[0].next_left()
     await here.prefill[0].next_left()
 

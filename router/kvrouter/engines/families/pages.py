@@ -33,12 +33,16 @@ class ProbeFailed(Exception):
     Attributes:
         status: of its answer; 0: there is none, or it cannot be used.
         silent: whether nothing came back, not even a refusal of the connection.
+        ours: whether it could not be asked: the router has no descriptor or memory left.
     """
 
-    def __init__(self, message: str, status: int = 0, *, silent: bool = False) -> None:
+    def __init__(
+        self, message: str, status: int = 0, *, silent: bool = False, ours: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.silent = silent
+        self.ours = ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ class EnginePages:
         if self._metrics is None:
             try:
                 self._metrics = (await self.body("/metrics"))[:METRICS_BYTES]
-            except ProbeFailed:
+            except ProbeFailed as error:
+                if error.ours:
+                    raise
                 self._metrics = b""
         return self._metrics
 

@@ -12,6 +12,7 @@ from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
 from kvrouter_store.connection.keep_alive import keep_alive
+from kvrouter_store.system_errors import is_ours
 
 __all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "OpenConnections", "UpstreamError"]
 
@@ -130,7 +131,8 @@ class ConnectionPool:
         except ConnectionRefusedError:
             raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
         except OSError as error:
-            raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
+            failure = Failure.LOCAL if is_ours(error) else Failure.CONNECT
+            raise UpstreamError(failure, f"no connection: {error.strerror}") from None
         keep_alive(transport.get_extra_info("socket"))
         if not self.open_connections.add(connection):
             raise UpstreamError(Failure.REFUSED, self.open_connections.cut_off)

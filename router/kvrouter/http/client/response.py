@@ -107,6 +107,12 @@ class EngineResponse:
                 return value.decode("latin-1")
         return None
 
+    @property
+    def coding(self) -> str | None:
+        """The coding of its body, if it has one although none was asked for."""
+        coding = self.header(b"content-encoding")
+        return None if coding is None or coding.lower() == "identity" else coding[:40]
+
     async def head(self) -> None:
         """Wait for status and headers. Raises UpstreamError if they do not come."""
         await self._head
@@ -125,15 +131,24 @@ class EngineResponse:
         Raises:
             UpstreamError: it broke off, did not come in time, or is larger than `limit_bytes`.
         """
-        if not self.complete:
+        if not await self.gather(limit_bytes, deadline_s):
+            self.close()
+            raise UpstreamError(Failure.TOO_LARGE, f"the answer exceeds {limit_bytes} bytes")
+        return self._joined()
+
+    async def gather(self, limit_bytes: int, deadline_s: float) -> bool:
+        """Wait for all of the body, or for more than `limit_bytes`, then pause; whether it is all.
+
+        Raises:
+            UpstreamError: it broke off, or did not come in time.
+        """
+        if not self.complete and self._body_bytes <= limit_bytes:
             self._limit_bytes = limit_bytes
             self.resume()
             if self._connection is not None:
                 self._connection.expect(deadline_s, each=False)
-        await self._finish()
-        if self._body_bytes > limit_bytes:
-            raise UpstreamError(Failure.ANSWER, f"the answer exceeds {limit_bytes} bytes")
-        return self._joined()
+            await self._wait_for_rest()
+        return self.complete and self._body_bytes <= limit_bytes
 
     @property
     def begun(self) -> bool:
@@ -194,9 +209,10 @@ class EngineResponse:
             else:
                 self.resume()
         try:
-            await self._finish()
+            await self._wait_for_rest()
         finally:
             self._sink = None  # it knows this answer
+            self.close()
 
     def pause(self) -> None:
         """Read nothing from the engine until `resume`."""
@@ -238,11 +254,13 @@ class EngineResponse:
         if self._first is not None and waits:
             self._wait_for_data(self._first)
         if self._body_bytes > self._limit_bytes:
-            if self._done is not None or waits:
+            if waits:
                 self.failed(UpstreamError(Failure.ANSWER, "the answer is too large"))
                 self.close()
             else:
                 self.pause()
+                if self._done is not None and not self._done.done():
+                    self._done.set_result(None)
 
     def completed(self) -> None:
         """The body is whole; the connection is free again."""
@@ -278,7 +296,7 @@ class EngineResponse:
             if self._comments is not None:
                 self._comments(comments)
 
-    async def _finish(self) -> None:
+    async def _wait_for_rest(self) -> None:
         if self.complete:
             return
         try:
@@ -286,8 +304,9 @@ class EngineResponse:
             self._done = self._loop.create_future()
             await self._done
             self._check()
-        finally:
+        except BaseException:
             self.close()
+            raise
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -17,7 +17,7 @@ from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
 from kvrouter.serving.choices.merge import BadShare, ShareError
 from kvrouter.serving.choices.split import Share, split
-from kvrouter.serving.legs.retries import Refused
+from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
 from kvrouter.serving.request.usage import usage_of
@@ -172,7 +172,7 @@ def _as_events(error: Exception) -> bytes:
     if isinstance(error, ApiError):
         return sse.error_events(error)
     if isinstance(error, Refused):
-        return refusal_events(error.status, error.body)
+        return refusal_events(error.words.status, error.words.body or b"")
     payload = error.payload if isinstance(error, ShareError) else b""
     return sse.last_events(payload) if payload else sse.error_events(_unusable(error))
 

@@ -175,8 +175,9 @@ class ShareSink:
         """Mix a stream into the client's."""
         await self._gathering.stream(self, context, engine, answer)
 
-    def whole(self, context: RequestContext, body: bytes) -> None:
+    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Keep an answer until all are there."""
+        body = await self._gathering.client.read_whole(engine, answer)
         self._gathering.whole(self.share, context, body)
 
 

@@ -15,8 +15,8 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
+from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
 from kvrouter.serving.legs.release import Releases, pinned
-from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Refused, Retries, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.request.context import RequestContext, ResponseSink
+
+    _Left = tuple[RouteInputs, Plan, ApiError | Refused | None]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -45,12 +47,12 @@ class ConcurrentLegs:
 
     async def run(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
-    ) -> tuple[RouteInputs, Plan] | None:
+    ) -> _Left | None:
         """Do both legs, on other engines as long as the client has seen nothing of them.
 
         Returns:
             None if the client has its answer. Else a plan whose decode engine can do without a
-            prefill leg, and the inputs that it was made of.
+            prefill leg, the inputs that it was made of, and the client's answer if it must not.
 
         Raises:
             ApiError: no pair of engines can do it.
@@ -68,27 +70,48 @@ class ConcurrentLegs:
                 inputs, plan = found, self.policy.plan(found)
             context.route.plan, context.route.handoff = plan, None
             if plan.prefill is None:
-                return (inputs, plan) if _serves_whole(plan.decode) else _no_prefill()
-            rendezvous = self._meet(context, plan.decode, plan.prefill)
-            prefill = self.legs.prefill(context, plan.prefill, plan.computed_tokens, rendezvous)
-            decode = self.legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
-            try:
-                await both(context, prefill, decode)
-                context.held.pinned = None
+                return (inputs, plan, None) if _serves_whole(plan.decode) else _no_prefill()
+            problem = await self._both(context, sink, plan, plan.prefill)
+            if problem is None:
                 return None
-            except Refused:
-                context.held.pinned = None  # nothing was made, or the engine that refused frees it
-                raise
-            except LegFailed as error:
-                failed = error
-                context.outcome.error = str(failed)
-                tried.add(failed, plan)
-                if failed.engine is plan.decode and failed.failure in NOT_TAKEN:
-                    self.releases.begin(context)
-                context.held.pinned = None
+            if isinstance(problem, Refused):
+                return self._alone(inputs, plan, problem, problem.leg)
+            failed = problem
+            if not note(context, failed) or context.timing.first_s:
+                break
+            tried.add(failed)
         if failed is None:
             return _no_prefill()
-        raise decode_error(failed)
+        final = not failed.row.again or context.timing.first_s
+        return self._alone(inputs, plan, answer_of(context), Role.DECODE if final else failed.leg)
+
+    async def _both(
+        self, context: RequestContext, sink: ResponseSink, plan: Plan, prefill: Engine
+    ) -> LegFailed | Refused | None:
+        """Do both legs of a plan; how they failed, if they did."""
+        rendezvous = self._meet(context, plan.decode, prefill)
+        first = self.legs.prefill(context, prefill, plan.computed_tokens, rendezvous)
+        second = self.legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
+        problem: LegFailed | Refused | None = None
+        try:
+            await both(context, first, second)
+        except Refused as refused:
+            problem = refused  # nothing was made, or the engine that refused frees it
+        except LegFailed as failed:
+            problem = failed
+            if failed.engine is plan.decode and not failed.taken:
+                self.releases.begin(context)
+        context.held.pinned = None
+        return problem
+
+    def _alone(
+        self, inputs: RouteInputs, plan: Plan, problem: ApiError | Refused, leg: Role
+    ) -> _Left:
+        """A plan without the prefill leg, if that alone has failed; else raises `problem`."""
+        if leg is Role.DECODE or not _serves_whole(plan.decode):
+            raise problem
+        inputs = replace(inputs, prefill=(), decode=(plan.decode,))
+        return inputs, self.policy.plan(inputs), problem
 
     def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
         family = self.families.of(decode)
@@ -120,19 +143,14 @@ class Tried:
 
     def __init__(self) -> None:
         self._failed: set[tuple[Engine, int]] = set()
-        self._silent: set[tuple[Engine, int]] = set()
 
-    def add(self, failed: LegFailed, plan: Plan) -> None:
-        """Note a failure. After a time-out either engine may be to blame."""
+    def add(self, failed: LegFailed) -> None:
+        """Note a failure."""
         self._failed.add((failed.engine, failed.engine.joins))
-        if failed.failure is Failure.TIMEOUT:
-            pair = (plan.decode, plan.prefill)
-            self._silent.update((engine, engine.joins) for engine in pair if engine is not None)
 
     def others(self, engines: Sequence[Engine]) -> Sequence[Engine]:
-        """Those that have not failed; of these, if there are any, those that were not silent."""
+        """Those that have not failed."""
         left = [e for e in engines if (e, e.joins) not in self._failed]
-        left = [e for e in left if (e, e.joins) not in self._silent] or left
         if not self._failed:
             return left
         return on_other_servers(left, (engine for engine, _ in self._failed))
@@ -161,7 +179,9 @@ async def both(
     """Do both legs; nothing runs on when this returns.
 
     A prefill leg that fails after the answer has begun does not matter: its KV is with the decode
-    engine, or there would be no answer. One that has not ended with the answer is cancelled.
+    engine, or there would be no answer. Unless it says that it gave up: SGLang's decode engines
+    then answer from KV that never came (sglang issue 30233). One that has not ended with the answer
+    is cancelled.
 
     Raises:
         LegFailed, Refused: by the leg that ended first.
@@ -170,8 +190,11 @@ async def both(
     second = asyncio.create_task(decode, name="decode leg")
     try:
         await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
-        if not second.done() and (first.exception() is None or context.timing.first_s):
-            await asyncio.wait({second})
+        if not second.done():
+            problem = first.exception()
+            aborted = isinstance(problem, LegFailed) and problem.failure is Failure.ABORTED
+            if problem is None or (context.timing.first_s and not aborted):
+                await asyncio.wait({second})
         if second.done() and second.exception() is None:
             return
         if first.done():

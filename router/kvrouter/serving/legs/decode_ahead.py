@@ -15,7 +15,7 @@ from kvrouter.engines.families.base import PendingKv
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
-from kvrouter.serving.legs.retries import LegFailed
+from kvrouter.serving.legs.failures import LegFailed
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:

@@ -5,12 +5,10 @@ It never chooses an engine and never tries another one.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import (
     ConnectionPool,
     Deadlines,
@@ -19,62 +17,54 @@ from kvrouter.http.client.pool import (
     UpstreamError,
 )
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.retries import EngineFull, LegFailed, Refused
+from kvrouter.openai.response import is_json
+from kvrouter.serving.legs.failures import LegFailed
+from kvrouter.serving.legs.judge import Judge
+from kvrouter.serving.legs.verdict import look
 from kvrouter.serving.request.forwarded_headers import without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from kvrouter.credentials.engine_keys import WorkerKeys
     from kvrouter.credentials.tls import Trust
-    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
-    from kvrouter.telemetry.metrics import Metrics
 
 MAX_ANSWER_BYTES: Final = 64 << 20
-MAX_ERROR_BYTES: Final = 1 << 20
-_NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
-"""How vLLM and SGLang refuse a rank (input_processor.py; managers/tokenizer_manager.py)."""
+"""Of answers that must be whole."""
+KEPT_BYTES: Final = 8 << 20
+"""Of other answers, until which another engine can still answer; more is passed on as it comes."""
+_LOOKED_BYTES: Final = 4096
+_EVENT_BYTES: Final = 64 << 10
 _CALL_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 """Of calls that are no legs."""
 _POST_FIELDS: Final = b"content-type: application/json\r\n"
 
 
-def encoding(answer: EngineResponse) -> str | None:
-    """The coding of an answer's body, if it has one although none was asked for."""
-    coding = answer.header(b"content-encoding")
-    return None if coding is None or coding.lower() == "identity" else coding[:40]
-
-
 def check_plain(answer: EngineResponse) -> None:
     """Raise UpstreamError, and close the answer, if its body is encoded."""
-    coding = encoding(answer)
-    if coding is not None:
+    if answer.coding is not None:
         answer.close()
-        raise UpstreamError(Failure.ANSWER, f"its answer is encoded ({coding}), unasked")
+        raise UpstreamError(Failure.ANSWER, f"its answer is encoded ({answer.coding}), unasked")
 
 
 def check_begun(answer: EngineResponse) -> None:
-    """Raise UpstreamError if a stream has ended without an event."""
+    """Raise UpstreamError if a stream has ended without an event, or begins with an error."""
     if answer.complete and not answer.begun:
         raise UpstreamError(Failure.ANSWER, "a stream without an event")
+    if _marked(answer.beginning(_LOOKED_BYTES)):
+        look(answer.beginning(_EVENT_BYTES))
 
 
-def _is_json(body: bytes) -> bool:
-    """Whether `body` can be an answer of OpenAI's API, by its first and last character alone."""
-    body = body.strip()
-    return body[:1] + body[-1:] in (b"{}", b"[]")
+def _marked(data: bytes) -> bool:
+    """Whether it may say that it did not work."""
+    return b'"error"' in data or b"abort" in data or b"cancelled" in data
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class EngineClient:
+class EngineClient(Judge):
     """Owns the connections to all engines; `close` ends those that are idle."""
 
-    pool: EnginePool  # counts failures and successes of engines
     timer: DeadlineTimer  # checks deadlines
-    deadlines: Deadlines  # of every leg
-    metrics: Metrics  # counts failures
-    worker_keys: WorkerKeys  # keys that engines get
     trust: Trust  # certificates to trust for engines that are reached by HTTPS
     _connections: dict[Engine, ConnectionPool] = field(default_factory=dict, init=False)
     _open: dict[Engine, OpenConnections] = field(default_factory=dict, init=False)
@@ -98,73 +88,53 @@ class EngineClient:
         if engine.server.draining:  # since it was chosen
             raise LegFailed(engine, Failure.REFUSED, "it is being removed")
         try:
-            answer = await self._send(engine, path, fields, body, deadlines)
+            answer = await self.send(engine, path, fields, body, deadlines)
             if answer.status == 200:
                 check_plain(answer)
                 return answer
-            content = await answer.read(MAX_ERROR_BYTES, deadlines.idle_s)
         except UpstreamError as error:
             raise self.failed(engine, error, leg) from None
-        if answer.status == 429:
-            raise self._full(engine, leg)
-        if engine.rank is not None and _NO_RANK.search(content):
-            self.pool.leave(
-                engine, "changed"
-            )  # it has fewer ranks than it said: it is detected again
-            no_rank = UpstreamError(Failure.ANSWER, "it has no such data-parallel rank")
-            raise self.failed(engine, no_rank, leg)
-        judged = self.worker_keys.judged(engine.server.address, answer.status)
-        if 400 <= answer.status < 500 and not judged:
-            self.pool.succeeded(engine)
-            if encoding(answer) is not None:
-                raise ApiError(answer.status, f"The engine answers {answer.status}.")
-            content_type = answer.header(b"content-type") or "application/json"
-            raise Refused(answer.status, content, content_type, leg)
-        bad_status = UpstreamError(Failure.STATUS, f"it answers {answer.status}")
-        raise self.failed(engine, bad_status, leg)
+        raise await self.not_well(engine, leg, answer)
 
     async def read(
-        self, engine: Engine, answer: EngineResponse, *, any_kind: bool = False
-    ) -> bytes:
-        """The body of an answer. Raises LegFailed, for a 200 without JSON too unless `any_kind`."""
-        body = answer.whole(MAX_ANSWER_BYTES)
-        try:
-            if body is None:
-                body = await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
-            if answer.status == 200 and not (any_kind or _is_json(body)):
-                raise UpstreamError(Failure.ANSWER, f"its answer is no JSON: {body[:40]!r}")
-        except UpstreamError as error:
-            raise self.failed(engine, error) from None
-        return body
-
-    async def forward(
-        self, engine: Engine, path: str, fields: bytes, body: bytes, *, as_it_is: bool = False
-    ) -> EngineResponse:
-        """The engine's answer to a request that is no leg, also if the engine refuses it.
-
-        With `as_it_is` an answer of any status: it says nothing about the engine.
-
-        The caller must take the answer to its end or close it, and report success to the pool.
+        self,
+        engine: Engine,
+        answer: EngineResponse,
+        leg: Role = Role.DECODE,
+        *,
+        kept_bytes: int = KEPT_BYTES,
+        any_kind: bool = False,
+    ) -> bytes | None:
+        """The body of a 200; None: it is longer than `kept_bytes`, and the rest is still to come.
 
         Raises:
-            LegFailed: no answer came, or one that is about the engine and not about the request.
+            LegFailed: the engine is to blame; unless `any_kind`, for what is no answer too.
+            Refused, ApiError: the request is.
         """
         try:
-            answer = await self._send(engine, path, fields, body, self.deadlines)
-            status = answer.status
-            if status == 200:
-                check_plain(answer)
-            if as_it_is:
-                return answer
-            ours = self.worker_keys.judged(engine.server.address, status)
-            if status == 501 or (status < 500 and status != 429 and not ours):
-                return answer
-            await answer.read(MAX_ERROR_BYTES, self.deadlines.idle_s)
-            if status == 429:
-                raise self._full(engine, Role.DECODE)
-            raise UpstreamError(Failure.STATUS, f"it answers {status}")
+            body = answer.whole(kept_bytes)
+            if body is None:
+                if not await answer.gather(kept_bytes, self.deadlines.idle_s):
+                    return None
+                body = answer.whole(kept_bytes) or b""
+            if not any_kind and not is_json(body):
+                raise UpstreamError(Failure.ANSWER, f"its answer is no JSON: {body[:40]!r}")
+            if not any_kind and _marked(body):
+                look(body)
         except UpstreamError as error:
-            raise self.failed(engine, error) from None
+            raise self.verdict(engine, error, leg) from None
+        return body
+
+    async def read_whole(
+        self, engine: Engine, answer: EngineResponse, leg: Role = Role.DECODE
+    ) -> bytes:
+        """As `read`, of an answer that nothing can be done with in parts."""
+        body = await self.read(engine, answer, leg, kept_bytes=MAX_ANSWER_BYTES)
+        if body is None:
+            answer.close()
+            long = UpstreamError(Failure.TOO_LARGE, f"it exceeds {MAX_ANSWER_BYTES} bytes")
+            raise self.failed(engine, long, leg)
+        return body
 
     async def call(
         self, engine: Engine, path: str, body: bytes, fields: bytes = _POST_FIELDS
@@ -174,7 +144,7 @@ class EngineClient:
         Raises OSError if no answer came.
         """
         try:
-            answer = await self._send(engine, path, fields, body, _CALL_DEADLINES)
+            answer = await self.send(engine, path, fields, body, _CALL_DEADLINES)
             return answer.status, await answer.read(MAX_ANSWER_BYTES, _CALL_DEADLINES.idle_s)
         except UpstreamError as error:
             raise OSError(str(error)) from None
@@ -185,12 +155,6 @@ class EngineClient:
         if status != 200:
             raise ValueError(f"{path} answers {status}")
         return content
-
-    def failed(self, engine: Engine, error: UpstreamError, leg: Role = Role.DECODE) -> LegFailed:
-        """Count a failed leg and report it to the pool; returns the error to raise."""
-        self.metrics.upstream_errors[leg.value, error.failure.value] += 1
-        self.pool.failed(engine, error.failure)
-        return LegFailed(engine, error.failure, str(error))
 
     def engine_left(self, engine: Engine) -> None:
         """Close its idle connections; those in use end with their legs."""
@@ -220,14 +184,10 @@ class EngineClient:
         for engine in list(self._connections):
             self.engine_left(engine)
 
-    def _full(self, engine: Engine, leg: Role) -> EngineFull:
-        self.metrics.upstream_errors[leg.value, "full"] += 1
-        return EngineFull(engine)
-
-    def _send(
+    def send(
         self, engine: Engine, path: str, fields: bytes, body: bytes, deadlines: Deadlines
     ) -> Awaitable[EngineResponse]:
-        """POST to the engine's rank, with the engine's key."""
+        """POST to the engine's rank, with the engine's key; UpstreamError: no answer came."""
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
         fields = self.worker_keys.shown(engine.server.address, fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -13,8 +12,8 @@ from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv, Rendez
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient, check_begun
-from kvrouter.serving.legs.retries import Refused
+from kvrouter.serving.legs.engine_client import EngineClient, check_begun
+from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ PATHS: Final[Mapping[Kind, str]] = {
     "chat": "/v1/chat/completions",
 }
 KINDS: Final[Mapping[str, Kind]] = {path: kind for kind, path in PATHS.items()}
-_ERROR_BYTES: Final = 4096
-_DATA: Final = re.compile(rb"(?:^|[\r\n])(?:\xef\xbb\xbf)?data:")
-_ERROR: Final = re.compile(rb' ?{"error": ?{[^{}]*"code": ?5\d\d\b')
-"""The first data of a stream: a 5xx that came too late for a status."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -110,12 +105,8 @@ class Legs:
         client, path = self.client, PATHS[request.kind]
         answer = await client.ask(engine, Role.PREFILL, path, fields, body, client.deadlines)
         try:
-            raw = answer.whole(MAX_ANSWER_BYTES)
-            if raw is None:
-                raw = await answer.read(MAX_ANSWER_BYTES, client.deadlines.idle_s)
+            raw = await client.read_whole(engine, answer, Role.PREFILL)
             handoff = family.read_prefill_answer(raw)
-        except UpstreamError as error:
-            raise client.failed(engine, error, Role.PREFILL) from None
         except BadAnswer as error:
             bad = UpstreamError(Failure.ANSWER, str(error))
             raise client.failed(engine, bad, Role.PREFILL) from None
@@ -157,7 +148,7 @@ class Legs:
             if request.stream:
                 await sink.stream(context, engine, answer)
             else:
-                sink.whole(context, await self.client.read(engine, answer))
+                await sink.whole(context, engine, answer)
         except Refused:
             context.held.pinned = None  # an engine that refuses frees what it was handed
             raise
@@ -205,16 +196,13 @@ class Legs:
         try:
             content_type = answer.header(b"content-type") or ""
             if not content_type.startswith("text/event-stream"):
+                await client.read_whole(engine, answer)
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
             await answer.first_event(deadlines.first_byte_s, comments)
             check_begun(answer)
-            beginning = answer.beginning(_ERROR_BYTES)
-            data = _DATA.search(beginning)
-            if data is not None and _ERROR.match(beginning, data.end()):
-                raise UpstreamError(Failure.STATUS, "its stream begins with an error")
         except UpstreamError as error:
             answer.close()
-            raise client.failed(engine, error) from None
+            raise client.verdict(engine, error) from None
         return answer
 
 

@@ -16,10 +16,10 @@ from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import Plan, RouteInputs, loaders
 from kvrouter.routing.reservations import LegReservations
+from kvrouter.serving.legs.failures import LegFailed, Retries, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
 from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import Releases, spent
-from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Retries, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,10 +149,10 @@ class Orchestrator:
         left = await self.concurrent.run(context, sink, plan, inputs)
         if left is None:
             return
-        inputs, plan = left
+        inputs, plan, refused = left
         self._reserve(context, plan)
-        if context.outcome.error:
-            self.prefill_phase.recompute(context, plan.missing_tokens)
+        if context.outcome.error or refused is not None:
+            self.prefill_phase.recompute(context, plan.missing_tokens, refused)
         self._count_missing_prefill(context, plan)
         await self._decode(context, sink, inputs, None)
 
@@ -190,11 +190,11 @@ class Orchestrator:
                     await self.legs.decode(context, sink, engine)
                 return
             except LegFailed as failed:
-                context.outcome.error = str(failed)
-                others = await self._others(context.model, tried, failed)
+                again = note(context, failed)
+                others = await self._others(context.model, tried, failed) if again else ()
                 if not others:
-                    raise decode_error(failed) from None
-                taken = failed.failure not in NOT_TAKEN
+                    raise answer_of(context) from None
+                taken = failed.taken
             inputs, pending = replace(inputs, decode=others, prefill=()), None
             engine = self.policy.plan(inputs).decode
             handoff = context.route.handoff

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
+from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import AGAIN, EngineFull, LegFailed, Retries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +38,12 @@ class PrefillPhase:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
 
         An engine that cannot be reached or is full has computed nothing, so another takes the
-        leg. After any other failure decode computes, while the budget allows, else another engine.
+        leg. After other failures decode computes, while the budget allows, else another engine.
+        After a refusal too: the router's own one token may be what the engine refuses.
 
         Raises:
-            ApiError: 429: the budget does not allow it.
-            Refused: an engine refused the request itself.
+            ApiError: 429: the budget does not allow it; or no engine may be asked.
+            Refused: an engine refused the request itself, and the budget is spent.
         """
         tried: list[Engine] = []
         while plan.prefill is not None:
@@ -50,13 +51,17 @@ class PrefillPhase:
             try:
                 await self._prefill(context, plan.prefill, plan.computed_tokens)
                 return
+            except Refused as refused:
+                self.recompute(context, plan.missing_tokens, refused)
+                return
             except LegFailed as failed:
                 if context.kv_ready:
                     return
-                context.outcome.error = str(failed)
+                note(context, failed)
+                if not failed.row.again:
+                    raise answer_of(context) from None
                 others = self._others(inputs, tried)
-                idle = failed.failure in AGAIN or isinstance(failed, EngineFull)
-                computes = not (others and idle)
+                computes = failed.row.begun or not others
                 if computes and context.held.recompute(self.budget, plan.missing_tokens):
                     return
                 if not others:
@@ -68,15 +73,17 @@ class PrefillPhase:
             plan = replace(plan, prefill=found.prefill, computed_tokens=found.computed_tokens)
             context.route.plan = plan
 
-    def recompute(self, context: RequestContext, tokens: int) -> None:
+    def recompute(
+        self, context: RequestContext, tokens: int, otherwise: ApiError | Refused | None = None
+    ) -> None:
         """Let decode compute `tokens` of the prompt, if the fleet's budget allows.
 
         Raises:
-            ApiError: 429: it does not.
+            ApiError: 429: it does not. Or `otherwise`.
         """
         if tokens <= 0 or context.kv_ready or context.held.recompute(self.budget, tokens):
             return
-        raise self._over_budget()
+        raise otherwise or self._over_budget()
 
     async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
         handoff = await self.legs.prefill(context, engine, tokens)

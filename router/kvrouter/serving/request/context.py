@@ -66,6 +66,13 @@ class ClientStream(Protocol):
         """Whether what has gone to the client ends between two events."""
 
 
+class Attempted(Protocol):
+    """What has failed of a request."""
+
+    def proven(self) -> None:
+        """Another engine does well what they failed."""
+
+
 @dataclass(slots=True)
 class PromptFacts:
     """What the router knows of a prompt. `InputsBuilder` fills it; a landing may add the hashes."""
@@ -163,6 +170,7 @@ class RequestContext:
     queued: bool = False  # whether it waits for its turn
     stream: ClientStream | None = None  # what its answer streams through
     commented_s: float = 0.0  # when the client got comments last that are no part of it
+    attempts: Attempted | None = None  # how engines failed it, once one has
 
     @property
     def status(self) -> int:
@@ -235,11 +243,17 @@ class RequestContext:
         self.timing.first_s = now_s
         if self.route.reservations is not None:
             self.route.reservations.computed()
+        self.answered_well()
+
+    def answered_well(self) -> None:
+        """An engine does it: release what was held for it, and count those that failed it."""
         self.held.release()
+        if self.attempts is not None:
+            self.attempts.proven()
 
 
 class ResponseSink(Protocol):
-    """Takes the answer of one decode leg. From `stream` or `whole` on no other engine can answer.
+    """Takes the answer of one decode leg. Once it has passed a byte on, no other engine can answer.
 
     It calls `RequestContext.answer_began` when the first byte of the answer goes on, and fills
     `RequestContext.outcome`.
@@ -251,5 +265,5 @@ class ResponseSink(Protocol):
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass on a stream whose first event is there, to its end; the caller closes `answer`."""
 
-    def whole(self, context: RequestContext, body: bytes) -> None:
-        """Pass on an answer that came whole."""
+    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
+        """Pass on an answer that is no stream; raises as `EngineClient.read`."""

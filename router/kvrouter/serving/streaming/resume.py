@@ -23,7 +23,7 @@ from kvrouter.openai.request import Request, parse
 from kvrouter.openai.response import tidy_events
 from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import PromptTokens
-from kvrouter.serving.legs.retries import Refused
+from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, ResponseSink, Timing
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import resumable
@@ -85,7 +85,7 @@ class _ResumingSink:
         context.outcome.prompt_tokens, context.outcome.cached_tokens = relay.prompt_usage
         context.outcome.reason = sent.finish or "unknown"
 
-    def whole(self, context: RequestContext, body: bytes) -> None:
+    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Never called: such a request streams."""
         raise NotImplementedError
 

@@ -22,6 +22,7 @@ from kvrouter.openai.response import (
     tidy_events,
 )
 from kvrouter.openai.sse import BOM
+from kvrouter.serving.streaming.onward import pass_on
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
@@ -80,8 +81,19 @@ class ClientSink:
         """What counts the times between events of a stream."""
         return self._metrics.of(context.model).gaps.buckets
 
-    def whole(self, context: RequestContext, body: bytes) -> None:
+    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass an answer on, without transfer parameters, with the prefill leg's cached tokens."""
+        body = await self._client.read(engine, answer)
+        if body is not None:
+            self.respond(context, body)
+            return
+        context.answer_began(monotonic())
+        tidy = partial(tidy_answer, cached_tokens=context.route.cached_tokens)
+        if end := await pass_on(context, self._client, engine, answer, tidy):
+            note_answer(context, end, self._metrics)
+
+    def respond(self, context: RequestContext, body: bytes) -> None:
+        """Answer with all of it."""
         note_answer(context, body, self._metrics)
         body = tidy_answer(body, context.route.cached_tokens)
         context.exchange.respond(200, body, fields=context.answer_fields)
@@ -108,7 +120,8 @@ def broke_off() -> ApiError:
 
 def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     """Note in the context what the whole answer of a decode leg says."""
-    context.answer_began(monotonic())
+    if not context.timing.first_s:
+        context.answer_began(monotonic())
     if context.request.path is None:
         prompt, completion, context.outcome.reason = answer_usage(body)
     else:  # usage has other names there

@@ -332,8 +332,9 @@ async def test_an_answer_beyond_its_limit_is_given_up(start: Start) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"
     pool, peers = await start(saying(head, b"x" * 500, b"x" * 600))
     answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
-    with pytest.raises(UpstreamError, match="too large"):
+    with pytest.raises(UpstreamError, match="exceeds 1000 bytes") as caught:
         await answer.read(1000, 5)
+    assert caught.value.failure is Failure.TOO_LARGE  # which is no fault of the engine
     await peers[0].left()
 
 

@@ -1,0 +1,347 @@
+"""What follows from each failure of a leg: the one table that the legs and docs/failures.md ask.
+
+`python -m kvrouter.tools.docs.failures > docs/failures.md` writes it down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.errors import ApiError
+from kvrouter.http.failure import Failure
+from kvrouter.http.headers import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvrouter.http.server.exchange import Exchange
+    from kvrouter.openai.request import Request
+    from kvrouter.serving.request.context import RequestContext
+
+
+class Counted(StrEnum):
+    """Whether a failure counts in the engine's breaker."""
+
+    NO = "no"
+    YES = "yes"
+    LEAVES = "it leaves the pool"
+    LATER = "once another engine does well"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What follows from one failure.
+
+    Attributes:
+        failure: the failure, also the `reason` of `kvrouter:upstream_errors_total`.
+        what: what happened, in a sentence for the docs.
+        again: whether another engine is asked while the client has no content.
+        begun: whether the engine may be at it: what must not be done twice then is not.
+        counted: whether its breaker counts it.
+        status: the client's, if no engine can do it; 0: the engine's own.
+        message: the client's; "": the engine's own words.
+        retry_after_s: the client's `Retry-After`, if the engine names none.
+    """
+
+    failure: Failure
+    what: str
+    again: bool
+    begun: bool = True
+    counted: Counted
+    status: int
+    message: str = ""
+    retry_after_s: int | None = None
+
+
+_NONE: Final = "No decode engine could answer."
+ROWS: Final = (
+    Row(
+        failure=Failure.REFUSED,
+        what="Nothing listens there, or the engine is being removed.",
+        again=True,
+        begun=False,
+        counted=Counted.LEAVES,
+        status=503,
+        message=_NONE,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.CONNECT,
+        what="No connection, by a deadline or for another reason.",
+        again=True,
+        begun=False,
+        counted=Counted.YES,
+        status=503,
+        message=_NONE,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.BROKEN,
+        what="The connection broke before the answer was whole.",
+        again=True,
+        counted=Counted.YES,
+        status=503,
+        message=_NONE,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.DEAD,
+        what="The engine was declared dead meanwhile, and has left the pool.",
+        again=True,
+        begun=False,
+        counted=Counted.NO,
+        status=503,
+        message=_NONE,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.TIMEOUT,
+        what="A living engine is too slow, or a gateway before it answers 504.",
+        again=False,
+        counted=Counted.NO,
+        status=504,
+        message="The engine did not answer in time.",
+    ),
+    Row(
+        failure=Failure.FULL,
+        what="It answers 429, or 503 in JSON: it has no room.",
+        again=True,
+        begun=False,
+        counted=Counted.NO,
+        status=0,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.ERROR,
+        what="It answers 500.",
+        again=True,
+        counted=Counted.LATER,
+        status=0,
+    ),
+    Row(
+        failure=Failure.STATUS,
+        what="It answers another 5xx or a redirect, or refuses the router's own key.",
+        again=True,
+        counted=Counted.YES,
+        status=503,
+        message=_NONE,
+        retry_after_s=1,
+    ),
+    Row(
+        failure=Failure.ANSWER,
+        what="Its answer is not HTTP, not JSON, not a stream, encoded, or without KV.",
+        again=True,
+        counted=Counted.YES,
+        status=502,
+        message="The engine's answer cannot be served.",
+    ),
+    Row(
+        failure=Failure.ABORTED,
+        what="Its 200 says that it did not work: `finish_reason` is `abort`, `error` or "
+        "`cancelled`; or it answers 499.",
+        again=True,
+        counted=Counted.LATER,
+        status=502,
+        message="The engine gave the request up.",
+    ),
+    Row(
+        failure=Failure.REQUEST,
+        what="It refuses the request: 4xx or 501, also told within a 200.",
+        again=False,
+        counted=Counted.NO,
+        status=0,
+    ),
+    Row(
+        failure=Failure.TOO_LARGE,
+        what="Its answer must be kept whole and is larger than 64 MiB.",
+        again=False,
+        counted=Counted.NO,
+        status=502,
+        message="The engine's answer is larger than the router can keep.",
+    ),
+    Row(
+        failure=Failure.LOCAL,
+        what="The router has no descriptor, port or memory left for a connection.",
+        again=False,
+        begun=False,
+        counted=Counted.NO,
+        status=503,
+        message="The router cannot open another connection now; try again.",
+        retry_after_s=1,
+    ),
+)
+TABLE: Final[Mapping[Failure, Row]] = MappingProxyType({row.failure: row for row in ROWS})
+_NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT, Failure.LOCAL})
+_FORMED: Final = ("tools", "tool_choice", "functions", "function_call", "response_format")
+
+
+def failure_of(status: int, *, is_json: bool, ours: bool) -> Failure:
+    """What an engine's answer other than a 200 means; `ours`: it refuses the router's own key."""
+    if ours or status < 400:
+        return Failure.STATUS
+    if status == 499:  # the client is still here
+        return Failure.ABORTED
+    if status == 429 or (status == 503 and is_json):
+        return Failure.FULL
+    if status < 500 or status == 501:
+        return Failure.REQUEST
+    return {500: Failure.ERROR, 504: Failure.TIMEOUT}.get(status, Failure.STATUS)
+
+
+def formed(request: Request) -> bool:
+    """Whether engines read a form in its answer, which the prefill leg's one token cuts off."""
+    return any(request.raw(name) is not None for name in _FORMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What an engine says instead of doing its leg.
+
+    Attributes:
+        status: of HTTP.
+        body: as it came; None: it cannot be passed on, and `message` stands for it.
+        content_type: of the body.
+        message: a sentence in place of the body; "" for the usual one.
+        retry_after_s: when to come again, as the engine says.
+    """
+
+    status: int
+    body: bytes | None
+    content_type: str = JSON
+    message: str = ""
+    retry_after_s: int | None = None
+
+    def told(self, leg: Role) -> ApiError | Refused:
+        """The same as the client's answer."""
+        if self.body is not None:
+            return Refused(self, leg)
+        message = self.message or f"The engine answers {self.status}."
+        return ApiError(self.status, message, retry_after_s=self.retry_after_s)
+
+
+class LegFailed(Exception):
+    """An engine did not do its leg. `prove` counts what `Counted.LATER` leaves open."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        failure: Failure,
+        message: str,
+        leg: Role = Role.DECODE,
+        *,
+        words: Words | None = None,
+        prove: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(f"{engine.address}: {message}")
+        self.engine = engine
+        self.failure = failure
+        self.row = TABLE[failure]
+        self.leg = leg
+        self.words = words
+        self.prove = prove
+
+    @property
+    def taken(self) -> bool:
+        """Whether the engine may have taken what it was handed: it has answered, or begun."""
+        return self.failure not in _NOT_TAKEN
+
+
+class Refused(Exception):
+    """An engine's own words are the client's answer: it refused the request, or all failed so."""
+
+    def __init__(self, words: Words, leg: Role) -> None:
+        super().__init__(f"refused with {words.status}")
+        self.leg = leg
+        self.words = words
+
+    def respond(self, exchange: Exchange, fields: bytes) -> None:
+        """Answer with it and these header lines."""
+        words = self.words
+        if words.retry_after_s is not None:
+            fields += b"retry-after: %d\r\n" % words.retry_after_s
+        kind = words.content_type
+        exchange.respond(words.status, words.body or b"", content_type=kind, fields=fields)
+
+
+@dataclass(slots=True)
+class Retries:
+    """How often engines are asked."""
+
+    max_attempts: int  # engines asked at most for one leg of one request; may change
+
+
+class Attempts:
+    """How the engines of one request failed, one after another, and what the client gets of it.
+
+    A request has one from its first failure on: see `note`.
+    """
+
+    __slots__ = ("_errors", "_full", "_last", "_unproven")
+
+    def __init__(self) -> None:
+        self._last: tuple[Row, Role, Words | None]
+        self._full: Words | None = None  # of the last leg
+        self._errors = 0
+        self._unproven: list[Callable[[], object]] = []
+
+    def failed(self, failed: LegFailed, *, formed: bool) -> bool:
+        """Note a failure; whether another engine may be asked. `formed`: see there.
+
+        A second 500 is the request's fault: none of these engines is counted for it.
+        """
+        if failed.failure is Failure.FULL:
+            self._full = _sooner(self._full, failed.words)
+        elif self._full is not None and failed.leg is not self._last[1]:
+            self._full = None
+        self._last = failed.row, failed.leg, failed.words
+        self._errors += failed.failure is Failure.ERROR
+        if failed.prove is not None and not (failed.leg is Role.PREFILL and formed):
+            self._unproven.append(failed.prove)
+        return failed.row.again and self._errors < 2
+
+    def proven(self) -> None:
+        """Another engine does well: count those that failed what it can do."""
+        while self._unproven:
+            self._unproven.pop()()
+
+    def answer(self) -> ApiError | Refused:
+        """What the client gets, if no engine did its part."""
+        row, leg, words = self._last
+        words = None if row.message else words
+        if self._full is not None and row.again and row.failure is not Failure.ERROR:
+            words = self._full  # room is what is missing
+        if words is not None:
+            return words.told(leg)
+        return ApiError(row.status or 500, row.message, retry_after_s=row.retry_after_s)
+
+
+def note(context: RequestContext, failed: LegFailed) -> bool:
+    """Note how a leg of a request failed; whether another engine may be asked."""
+    context.outcome.error = str(failed)
+    attempts = context.attempts
+    if not isinstance(attempts, Attempts):
+        attempts = context.attempts = Attempts()
+    return attempts.failed(failed, formed=formed(context.request))
+
+
+def answer_of(context: RequestContext) -> ApiError | Refused:
+    """What the client gets if no engine did its part."""
+    if isinstance(context.attempts, Attempts):
+        return context.attempts.answer()
+    return ApiError(503, "No decode engine is available.", retry_after_s=1)
+
+
+def _sooner(one: Words | None, other: Words | None) -> Words:
+    """The later words of an engine without room, with the time of the one that has it sooner."""
+    usual = TABLE[Failure.FULL].retry_after_s
+    times = [words.retry_after_s or usual for words in (one, other) if words is not None]
+    words = other or Words(429, None)
+    return replace(
+        words,
+        message=words.message or "The engines are full.",
+        retry_after_s=min(filter(None, times), default=usual),
+    )
