@@ -21,9 +21,11 @@ def refusal(settings: StoreSettings, error: OSError) -> StartRefused | None:
     if not settings.disk or error.filename != settings.disk:
         return None
     where, size = f"--disk {settings.disk}", settings.disk_size.human_readable()
+    full = f"has no room for {size}: give a smaller --disk-size, or make room"
     sentences = {
         errno.EBUSY: "is used by another node: give each node a folder of its own",
-        errno.ENOSPC: f"has no room for {size}: give a smaller --disk-size, or make room",
+        errno.ENOSPC: full,
+        errno.EDQUOT: full,
         errno.EFBIG: f"may have no file of {size}: give a smaller --disk-size, or raise ulimit -f",
         errno.EMEDIUMTYPE: "has a file kvstore.data that is not of this version of the store: move "
         "it away, or give another folder",
