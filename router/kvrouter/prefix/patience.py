@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
 
 LEAST_S: Final = 0.3
-MOST_S: Final = 1.0
+MOST_S: Final = 0.8
 BYTES_PER_S: Final = 400_000
 """Of a prompt's text, beyond `LEAST_S`: a tenth of the time in which an engine computes it, at
 10,000 tokens per second. Token ids are worth a part of what they save, and a busy host needs some

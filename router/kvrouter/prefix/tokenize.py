@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from array import array
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
@@ -32,10 +32,19 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.telemetry.caches import CacheUse
 
-    Ids = asyncio.Task["PromptTokens | None"]
-    Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
+    Post = Callable[[Engine, str, bytes, float], Awaitable[bytes]]
+    _Question = tuple[str, bytes, bytes | None, str]
+    """Path and body; the key of the prompt in the cache, if it has one; the answer's member."""
+
+T = TypeVar("T")
 
 TOKENIZE_PATH: Final = "/tokenize"
+MAX_TRIES: Final = 2
+"""Engines that are asked for one prompt."""
+NEARLY: Final = 0.9
+"""An answer that failed after so much of its time was late: timers have ticks, and may be early."""
+TRIAL_S: Final = 5.0
+"""For an answer that no request waits for."""
 CACHED_BYTES: Final = 64 << 20
 """Memory of the token ids in the cache: 4 bytes each, their JSON about 6."""
 ENTRY_BYTES: Final = 512
@@ -62,13 +71,6 @@ class PromptTokens:
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self.ids) // ID_BYTES
-
-
-class _Question(NamedTuple):
-    path: str
-    body: bytes
-    member: str  # of the answer, which has the ids
-    key: bytes | None  # of the prompt in the cache; None: not to be cached
 
 
 class TokenizerUnavailable(ValueError):
@@ -115,12 +117,13 @@ class TokenSource:
     """Finds the token ids of prompts; caches the latest.
 
     Args:
-        post: sends a body to an engine's path and returns the body of its 200; raises OSError,
-            TimeoutError or ValueError otherwise.
+        post: sends a body to an engine's path and returns the body of its 200, within so many
+            seconds; raises OSError or ValueError otherwise.
         local: tokenizer for texts, used once an engine's ids were found to be the same.
         max_bytes: bound of the cache.
         patience: seconds that a request waits, by the bytes of its prompt.
         quick: remembers which engines answer in time.
+        clock: seconds, monotonic.
 
     Attributes:
         counts: cache_hits, local, engine, failed, late; each only grows.
@@ -134,14 +137,16 @@ class TokenSource:
         *,
         patience: Callable[[int], float] = patience_s,
         quick: QuickEngines | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._post = post
         self._local = local
         self._patience = patience
-        self._quick = quick or QuickEngines()
+        self._quick = quick or QuickEngines(clock)
+        self._clock = clock
         self._turn = 0
-        self._tasks: set[Ids] = set()
-        self._asked: dict[bytes, Ids] = {}  # those of `_tasks` that others may wait for too
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._encoding: dict[bytes, asyncio.Task[PromptTokens]] = {}  # by key of the prompt
         self._agrees: dict[str, bool] = {}  # by model: whether the local tokenizer is the engines'
         self._cache: ByteCache[bytes, PromptTokens] = ByteCache(max_bytes, max_bytes // 16, _size)
         self._threads: ThreadPoolExecutor | None = None
@@ -158,7 +163,7 @@ class TokenSource:
         """Token ids of a prompt; None: unknown, or not in time.
 
         Args:
-            engines: serve `model`; two of them are asked at most.
+            engines: serve `model`; `MAX_TRIES` of them are asked at most.
             model: its name.
             body: of POST /tokenize, from the engine's family; also the cache's key.
             text: the prompt, if it is plain text with the default special tokens.
@@ -212,10 +217,12 @@ class TokenSource:
         if len(text) <= INLINE_CHARACTERS:
             self.counts["local"] += 1
             return self._remember(key, _encode(local, text))
-        task = self._asked.get(key)
-        if task is None and len(self._tasks) < MAX_ENCODING:
-            task = self._begin(key, self._in_thread(local, key, text))
-        found = await _first([task], self._patience(len(text))) if task is not None else None
+        task = self._encoding.get(key)
+        if task is None and len(self._encoding) < MAX_ENCODING:
+            task = self._encoding[key] = self._begin(self._in_thread(local, key, text))
+        if task is not None:
+            await asyncio.wait({task}, timeout=self._patience(len(text)))
+        found = task.result() if task is not None and task.done() else None
         self.counts["local" if found is not None else "late"] += 1
         return found
 
@@ -225,7 +232,11 @@ class TokenSource:
             workers = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
             self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenise")
         loop = asyncio.get_running_loop()
-        return self._remember(key, await loop.run_in_executor(self._threads, _encode, local, text))
+        try:
+            found = await loop.run_in_executor(self._threads, _encode, local, text)
+        finally:
+            del self._encoding[key]
+        return self._remember(key, found)
 
     async def _ask(
         self,
@@ -235,53 +246,37 @@ class TokenSource:
         path: str = TOKENIZE_PATH,
         member: str = "tokens",
     ) -> PromptTokens | None:
-        """The ids that an engine tells in time; where one takes half of it, another is asked too.
-
-        What is asked already, for another request with that prompt, is not asked again.
-        """
-        wait_s, loop = self._patience(len(body)), asyncio.get_running_loop()
-        question = _Question(path, body, member, key)
-
-        def begin(engine: Engine) -> Ids:
-            # Noted before this request gives up: the next one is not to wait for it too.
-            late = loop.call_later(wait_s, self._was_late, engine, wait_s)
-            return self._begin(key, self._answer(engine, question, late))
-
-        task = self._asked.get(key) if key is not None else None
+        """The ids that an engine tells in time, or another one after half of that."""
+        wait_s, question = self._patience(len(body)), (path, body, key, member)
         trial = self._quick.trial(engines)
         if trial is not None:
-            begin(trial)
-        quick, found = self._quick.of(engines), None
-        tasks: list[Ids] = []
-        if quick:
-            self._turn += 1
-            tasks = [task or begin(quick[self._turn % len(quick)])]
-            found = await _first(tasks, wait_s / 2)
-            if not tasks[0].done():
-                tasks += map(begin, quick[(self._turn + 1) % len(quick) :][:1] if quick[1:] else ())
-                found = await _first(tasks, wait_s / 2)
-        ended = bool(tasks) and all(each.done() for each in tasks)
-        self.counts["engine" if found is not None else "failed" if ended else "late"] += 1
-        return found
+            self._begin(self._try(trial, question, wait_s))
+        quick = self._quick.of(engines)
+        self._turn += 1
+        tries = min(MAX_TRIES, len(quick))
+        for at in range(tries):
+            engine, begun_s = quick[(self._turn + at) % len(quick)], self._clock()
+            found = await self._answer(engine, question, wait_s / tries)
+            if found is not None or self._clock() - begun_s < NEARLY * wait_s / tries:
+                self.counts["engine" if found is not None else "failed"] += 1
+                return found
+            self._was_late(engine, question, wait_s / tries)
+        self.counts["late"] += 1
+        return None
 
     async def _answer(
-        self, engine: Engine, question: _Question, late: asyncio.TimerHandle
+        self, engine: Engine, question: _Question, wait_s: float
     ) -> PromptTokens | None:
-        """What one engine answers, to its deadline; notes whether that was in time."""
+        """What one engine answers within that time."""
+        path, body, key, member = question
         try:
-            answer = await self._post(engine, question.path, question.body)
-            found = _read(answer, question.member)
-        except (OSError, TimeoutError, ValueError) as error:
+            found = _read(await self._post(engine, path, body, wait_s), member)
+        except (OSError, ValueError) as error:
             log.debug("%s does not tokenise: %s", engine.address, error)
             return None
-        finally:
-            late.cancel()
-            in_time = asyncio.get_running_loop().time() < late.when()
-            if in_time and self._quick.was_quick(engine):
-                log.info("%s tokenises in time again", engine.address)
-        return self._remember(question.key, found)
+        return self._remember(key, found)
 
-    def _was_late(self, engine: Engine, wait_s: float) -> None:
+    def _was_late(self, engine: Engine, question: _Question, wait_s: float) -> None:
         if self._quick.was_late(engine):
             log.warning(
                 "%s took more than %.1f s to tokenise: requests go on without its answers, and "
@@ -289,31 +284,33 @@ class TokenSource:
                 engine.address,
                 wait_s,
             )
+            self._begin(self._try(engine, question, wait_s))
 
-    def _begin(self, key: bytes | None, answer: Coroutine[None, None, PromptTokens | None]) -> Ids:
-        """Have an answer got, also if nobody waits for it to its end."""
-        task = asyncio.create_task(answer, name="tokenise")
+    async def _try(self, engine: Engine, question: _Question, wait_s: float) -> None:
+        """Ask an engine that was late; its answer is for the next request with that prompt."""
+        begun_s = self._clock()
+        await self._answer(engine, question, TRIAL_S)
+        if self._clock() - begun_s >= wait_s:
+            self._quick.was_late(engine)
+        elif self._quick.was_quick(engine):
+            log.info("%s tokenises in time again", engine.address)
+
+    def _begin(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Have something done for which nobody may wait."""
+        task = asyncio.create_task(work, name="tokenise")
         self._tasks.add(task)
-        if key is not None:
-            self._asked[key] = task
-        task.add_done_callback(partial(self._ended, key))
+        task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, key: bytes | None, task: Ids) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if key is not None and self._asked.get(key) is task:
-            del self._asked[key]
+        if not task.cancelled():
+            task.exception()  # else asyncio complains where nobody waited
 
     def _remember(self, key: bytes | None, found: PromptTokens) -> PromptTokens:
         if key is not None:
             self._cache.put(key, found)
         return found
-
-
-async def _first(tasks: Sequence[Ids], wait_s: float) -> PromptTokens | None:
-    """The ids that the first task to end has found, if one ends in time."""
-    done, _ = await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-    return next((task.result() for task in done if task.result() is not None), None)
 
 
 def _read(answer: bytes, member: str) -> PromptTokens:

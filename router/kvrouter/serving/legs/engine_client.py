@@ -137,21 +137,27 @@ class EngineClient(Judge):
         return body
 
     async def call(
-        self, engine: Engine, path: str, body: bytes, fields: bytes = _POST_FIELDS
+        self,
+        engine: Engine,
+        path: str,
+        body: bytes,
+        fields: bytes = _POST_FIELDS,
+        deadlines: Deadlines = _CALL_DEADLINES,
     ) -> tuple[int, bytes]:
         """Status and body of the answer to a POST that serves no client, within seconds.
 
         Raises OSError if no answer came.
         """
         try:
-            answer = await self.send(engine, path, fields, body, _CALL_DEADLINES)
-            return answer.status, await answer.read(MAX_ANSWER_BYTES, _CALL_DEADLINES.idle_s)
+            answer = await self.send(engine, path, fields, body, deadlines)
+            return answer.status, await answer.read(MAX_ANSWER_BYTES, deadlines.idle_s)
         except UpstreamError as error:
             raise OSError(str(error)) from None
 
-    async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
+    async def post(self, engine: Engine, path: str, body: bytes, deadline_s: float) -> bytes:
         """The body of a 200, else as `call`; raises ValueError for any other status."""
-        status, content = await self.call(engine, path, body)
+        deadlines = Deadlines(deadline_s, deadline_s, deadline_s)
+        status, content = await self.call(engine, path, body, deadlines=deadlines)
         if status != 200:
             raise ValueError(f"{path} answers {status}")
         return content

@@ -33,8 +33,9 @@ class FakeTokenize:
     raw: bytes | None = None
     bodies: list[bytes] = field(default_factory=list)
 
-    async def __call__(self, engine: Engine, path: str, body: bytes) -> bytes:
+    async def __call__(self, engine: Engine, path: str, body: bytes, deadline_s: float) -> bytes:
         assert (engine, path) == (ENGINE, "/tokenize")
+        assert deadline_s < 1
         self.bodies.append(body)
         if self.error is not None:
             raise self.error
