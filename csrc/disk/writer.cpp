@@ -130,8 +130,8 @@ bool DiskWriter::write(DiskIo& io, const Queued& next, Block& block, const Part&
   last_id_ = id;
   memory_.pin(block);
   const uint32_t crc = digests_ ? part.crc : crc32c(data, bytes);
-  writing_.emplace(id,
-                   Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false, false, now});
+  writing_.emplace(id, Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false,
+                               false, now});
   return true;
 }
 

@@ -216,7 +216,7 @@ void a_full_disk_is_put_aside_and_tried_again() {
   CHECK(rig.tier->durable_blocks() == 2 && rig.tier->take_notices().size() == 2);
 }
 
-// The kernel reports an error once, and forgets what it could not write: a sync after it is no proof.
+// The kernel reports an error once, and forgets what it could not write.
 void after_a_sync_that_failed_nothing_that_was_written_is_believed() {
   Folder folder;
   Rig rig(folder.path());
