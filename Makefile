@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill cluster-drill page soak walks deploy-check docs monitoring
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill cluster-drill doors page soak walks deploy-check docs monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -108,6 +108,9 @@ docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine wh
 
 rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Ethernet; Debian's packages
 	$(PYTHON) -m tests.rdma
+
+doors: ## strangers at every listening port of every process, each kind of attack for a minute: nothing is left
+	KVROUTER_DOORS_SECONDS=60 $(PYTHON) -m pytest tests/faults/test_doors.py -v -s -o faulthandler_timeout=0
 
 drill: ## minutes of traffic while engines, store, links and clients fail, and engines freeze; a verdict in the last line
 	$(PYTHON) -m tests.chaos
