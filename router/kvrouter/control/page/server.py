@@ -18,6 +18,7 @@ GRACE_S: Final = 2.0
 LIMITS: Final = Limits(
     connections=64,
     refused=16,
+    handshakes=32,
     body_bytes=1 << 20,
     body_memory_bytes=8 << 20,
     body_timeout_s=10.0,

@@ -17,6 +17,7 @@ class Limits:
     body_bytes: int = 64 * 1024 * 1024
     pipelined: int = 64  # requests that may wait behind the one that is served
     pipelined_bytes: int = 64 * 1024  # of further ones
+    handshakes: int = 512  # under way, of TLS; the oldest gives way
     handshake_timeout_s: float = 10.0
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0

@@ -17,6 +17,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.connection import Connection
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.tls_door import TlsDoor
 from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.system_errors import cannot_listen
 
@@ -27,7 +28,6 @@ Handler = Callable[[Exchange], Awaitable[None]]
 AtHead = Callable[[Exchange], None]
 
 _BACKLOG = 4096
-_SHUTDOWN_S = 5.0
 _CUT_OFF_S = 1.0
 """For clients to take the end of an answer that was cut off."""
 _ABORT_S = 5.0
@@ -59,7 +59,7 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._refused: dict[Connection, None] = {}  # the oldest first
         self._look_at = 0.0  # when silent ones are looked for again: it is a look at all
-        self._listening: list[asyncio.Server] = []
+        self._listening: list[asyncio.Server | TlsDoor] = []
         self._timer: DeadlineTimer | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -113,7 +113,7 @@ class HttpServer:
         Raises:
             OSError: there are no descriptors left; then nothing changes.
         """
-        before, made = self._listening, list[asyncio.Server]()
+        before, made = self._listening, list[asyncio.Server | TlsDoor]()
         if self.draining:
             return
         try:
@@ -216,25 +216,27 @@ class HttpServer:
         """Leave a refused connection open for a moment; it ends the oldest of too many."""
         self._refused[connection] = None
         if len(self._refused) > self.limits.refused:
-            next(iter(self._refused)).transport.abort()
+            oldest = next(iter(self._refused))
+            del self._refused[oldest]  # now: it is lost only in the next turn of the loop
+            oldest.transport.abort()
 
-    async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
+    async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server | TlsDoor:
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._timer = DeadlineTimer(loop, self.limits.tick_s)
-        if tls is not None:
-            where |= {
-                "ssl": tls,
-                "ssl_handshake_timeout": self.limits.handshake_timeout_s,
-                "ssl_shutdown_timeout": _SHUTDOWN_S,
-            }
         server = await loop.create_server(
             lambda: Connection(self, loop), backlog=_BACKLOG, start_serving=False, **where
         )
         for each in server.sockets:
             keep_alive(each)
-        await server.start_serving()
-        return server
+        if tls is None:
+            await server.start_serving()
+            return server
+        sockets = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+        server.close()
+        door = TlsDoor(sockets, tls, lambda: Connection(self, loop), self.limits)
+        door.start(_BACKLOG)
+        return door
 
     async def _wait_empty(self, deadline_s: float) -> None:
         if not self._connections or deadline_s <= 0:

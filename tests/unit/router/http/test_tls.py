@@ -252,3 +252,14 @@ def test_a_certificate_may_hold_its_key(tmp_path: Path) -> None:
     both.write_bytes(Path(certificate).read_bytes() + Path(key).read_bytes())
     both.chmod(0o600)
     assert isinstance(server_context(str(both), "", ""), ssl.SSLContext)
+
+
+async def test_connections_that_begin_no_handshake_keep_nobody_out(secured: Secured) -> None:
+    server = await secured.serve(hello, handshakes=2)
+    silent = [await Wire.dial(server.port) for _ in range(5)]
+    secured.wires += silent
+    wire = await secured.dial(server)
+    wire.send(GET)
+    assert (await wire.answer())[0] == 200
+    for each in silent[:3]:
+        assert await each.at_end()

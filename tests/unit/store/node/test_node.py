@@ -1,17 +1,20 @@
 """The node as a process: its addresses, its HTTP side, its end."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
+from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
@@ -110,6 +113,19 @@ async def test_a_self_test_that_fails_is_an_error_with_its_reason(server: StoreS
     answer = await HttpApi(server, Broken("kv://127.0.0.1:1")).answer("GET", "/selftest", {})
     assert answer.status == 500
     assert "block 1 came back wrong" in json.loads(answer.body)["error"]["message"]
+
+
+def test_idle_connections_to_the_http_port_take_few_descriptors(node: StoreProcess) -> None:
+    def files() -> int:
+        return len(os.listdir(f"/proc/{node.pid}/fd"))
+
+    before = files()
+    with ExitStack() as idle:
+        for _ in range(400):
+            idle.enter_context(socket.create_connection(("127.0.0.1", node.http_port)))
+        assert eventually(lambda: files() < before + 100)
+        assert eventually(lambda: ask(node, "/healthz")[0] == 200)  # the silent ones give way
+    assert eventually(lambda: files() <= before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
