@@ -195,7 +195,8 @@ class Engine:
         manager = self.connector.scheduler.manager
         (tier,) = manager.secondary_tiers
         chunks = len(manager.primary_tier._policy.chunks)
-        return f"{self.requests} wait, {chunks} chunks, jobs {tier._jobs}, {tier._lookups.__dict__}"
+        claims = manager.room._claims
+        return f"{self.requests} wait, {chunks} chunks, jobs {tier._jobs}, claims {claims}"
 
     def leaks(self) -> dict[str, int]:
         """What an idle engine still holds; empty if nothing."""
@@ -207,7 +208,8 @@ class Engine:
             "jobs": len(manager._transfer_jobs),
             "chunks": sum(each.ref_cnt != 0 for each in chunks),
             "requests": len(self.connector.scheduler._req_status),
-            "chunks brought": len(manager.secondary_tiers[0]._brought),
+            "pins": manager.room.pinned(),
+            "claims": len(manager.room._claims),
         }
         return {name: number for name, number in found.items() if number}
 

@@ -24,7 +24,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from kvrouter_store.connectors.vllm.identity import chain_root, identify
 from kvrouter_store.connectors.vllm.names import NameCheck, may_share
+from kvrouter_store.connectors.vllm.pace import Pace
 from kvrouter_store.connectors.vllm.report import report
+from kvrouter_store.connectors.vllm.room import Room
 from kvrouter_store.connectors.vllm.self_test import check_names
 from kvrouter_store.connectors.vllm.start import (
     EngineSettings,
@@ -65,6 +67,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             check_names(facts)
         super().__init__(config, role, kv_cache_config)
         if identity is not None:
+            self._pace = Pace()
             unit = self.scheduler.config.tokens_per_hash
             self._names = NameCheck(chain_root(facts), unit, log)
             self._tier.arrivals.await_groups(
@@ -101,15 +104,28 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As vLLM's. Asks nothing for a request that waits, while nothing comes."""
-        status = self.scheduler._req_status[request.request_id]
-        if self._tier.arrivals.unchanged(status.req_context):
+        request_id, arrivals = request.request_id, self._tier.arrivals
+        context = self.scheduler._req_status[request_id].req_context
+        if self._room.waits(request_id) or arrivals.unchanged(context):
             return None, False
+        compute_s = self._pace.seconds(request.num_tokens - num_computed_tokens)
+        self._room.begin(request_id, context, compute_s)
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
-        if matched[0] is not None:
-            self._tier.arrivals.forget(status.req_context)
+        if matched[0] is None:
+            self._room.deferred(request_id, arriving=arrivals.awaits(context))
+        else:
+            arrivals.forget(context)
+            self._room.decided(request_id, loads=bool(matched[0]))
         return matched
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """As vLLM's, which holds what it loads. All else that the request held is given up."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._room.release(request.request_id)
 
     def reset_cache(self) -> bool | None:
         """As vLLM's, for new weights: what the store holds of the old ones is not loaded again."""
@@ -124,7 +140,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
             scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
         metadata = super().build_connector_meta(scheduler_output)
-        if not scheduler_output.num_scheduled_tokens and self._tier.busy:
+        self._note_pace(scheduler_output)
+        waits = self._tier.busy or self._room.waiting
+        if waits and not scheduler_output.num_scheduled_tokens:
             self._tier.wait_news(IDLE_WAIT_S)
         return metadata
 
@@ -133,6 +151,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """As vLLM's; the router learns how many blocks were given to the store."""
         status = self.scheduler._req_status.get(request.request_id)
+        self._room.release(request.request_id)
+        self._pace.end(request.request_id, computed=bool(request.num_output_tokens))
         delay, _ = super().request_finished_all_groups(request, block_ids)
         return delay, {"kvstore": report(self.scheduler, status, self._tier, self._names.refusal)}
 
@@ -175,6 +195,21 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                 "all of them" if reach is None else f"the last {reach}",
                 manifest.digest.hex()[:16],
             )
+
+    def _note_pace(self, scheduler_output: Any) -> None:
+        self._pace.look(self._request)
+        for new in scheduler_output.scheduled_new_reqs:
+            if (request := self._request(new.req_id)) is not None:
+                self._pace.begin(new.req_id, request.num_tokens - new.num_computed_tokens)
+
+    def _request(self, request_id: str) -> Any:
+        status = self.scheduler._req_status.get(request_id)
+        return None if status is None else status.req
+
+    @property
+    def _room(self) -> Room:
+        room: Room = self.scheduler.manager.room
+        return room
 
     @property
     def _tier(self) -> "KVStoreTier":

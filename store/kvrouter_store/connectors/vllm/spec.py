@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvrouter_store.connectors.vllm.host_worker import HostWorker
+from kvrouter_store.connectors.vllm.manager import PinningManager
 from kvrouter_store.connectors.vllm.self_test import check_copies, check_store
 
 
@@ -26,6 +27,9 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         engine that is killed leaves nothing behind. Where it is the first, workers need the name.
         """
         manager = super().get_manager()
+        if not isinstance(manager, PinningManager):
+            manager = PinningManager(manager.primary_tier, manager.secondary_tiers)
+            self._manager = manager
         region = self._scheduler_mmap
         if self.extra_config["self_test"]:
             (tier,) = manager.secondary_tiers

@@ -66,6 +66,7 @@ class EngineSettings(ConnectorSettings):
                     "type": "KVStoreTier",
                     "module_path": "kvrouter_store.connectors.vllm_tier",
                     "identity": identity,
+                    "pinned": True,
                 }
             ],
         }

@@ -124,6 +124,13 @@ class Arrivals:
         before, coming.seen = coming.seen, [(each.landed, each.over) for each in coming.awaited]
         return bool(coming.seen == before)
 
+    def awaits(self, context: ReqContext) -> bool:
+        """Whether chunks of the request have yet to land."""
+        coming = context.get_state(_Coming)
+        return coming is not None and (
+            bool(coming.asked) or any(not each.over for each in coming.awaited)
+        )
+
     def lose(self, keys: Iterable[OffloadKey], context: ReqContext) -> None:
         """Chunks that came cannot be loaded: they are awaited no longer."""
         if (coming := context.get_state(_Coming)) is not None:

@@ -58,6 +58,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     Takes what `ConnectorSettings` says, and `threads` that move chunks. Raises ConnectorRefused
     where they cannot be used. Owns threads and connections: shutdown() ends them.
+
+    pinned: vLLM's manager keeps what was brought until its request has loaded it.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         *,
         threads: int = THREADS,
         identity: ChunkIdentity | None = None,
+        pinned: bool = False,
         **extra: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
@@ -102,6 +105,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             settings.sources,
         )
         self._jobs: dict[int, TransferJob] = {}
+        self._pinned = pinned
         self._room = len(primary_kv_view)  # chunks
         self._brought: dict[str, set[OffloadKey]] = {}  # by request: chunks that were loaded for it
         for link in self.links.values():
@@ -110,8 +114,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the store has the chunk; unknown the first time that a request asks.
 
-        No for a chunk that was brought once and is gone again, and for more than there is room for:
-        vLLM's memory is then too small for those that wait, and chunks would push each other out.
+        Unless they are pinned, no for a chunk that was brought once and is gone again, and for more
+        than there is room for: chunks of those that wait would push each other out for ever.
         """
         brought = self._brought.get(req_context.req_id, ())
         if key in brought or len(brought) >= self._room:
@@ -131,7 +135,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """Get chunks into vLLM's memory, each checked against its digest."""
         context = job_metadata.req_context
         runs = runs_of(job_metadata, partial(self.arrivals.node_of, context=context))
-        self._brought.setdefault(context.req_id, set()).update(job_metadata.keys)
+        if not self._pinned:
+            self._brought.setdefault(context.req_id, set()).update(job_metadata.keys)
         self._submit(job_metadata, self._load, runs)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:

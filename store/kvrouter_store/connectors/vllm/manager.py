@@ -1,0 +1,135 @@
+"""VLLM's manager of tiers, which pins what was promoted until its request has loaded it.
+
+VLLM's own (vllm/v1/kv_offload/tiering/manager.py) says MISS where the host memory is full, and lets
+chunks that were promoted for one request be evicted by another before the first is asked for again
+(vllm issue 49902). Many hits at once then push each other out, and are computed.
+"""
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+from vllm.v1.kv_offload.tiering.manager import (
+    CPUPrimaryTierOffloadingManager,
+    TieringOffloadingManager,
+)
+
+from kvrouter_store.connectors.vllm.room import Chunk, Found, Room
+
+log = logging.getLogger("vllm.kvstore")
+
+FOUND = {LookupResult.MISS: Found.MISS, LookupResult.RETRY: Found.UNKNOWN}
+STORE = 0  # the only tier below
+
+
+class PinningManager(TieringOffloadingManager):  # type: ignore[misc]
+    """Its look-ups promise chunks that the end of the step brings, if `room` has some."""
+
+    def __init__(self, primary_tier: CPUPrimaryTierOffloadingManager, tiers: list[Any]) -> None:
+        super().__init__(primary_tier, tiers)
+        self._complained = False
+        self.room = Room(self)
+
+    def lookup(
+        self, key: OffloadKey, req_context: ReqContext, *, exclude_tier_idx: int | None = None
+    ) -> LookupResult:
+        """As vLLM's; a miss for what the request does not wait for."""
+        found = super().lookup(key, req_context, exclude_tier_idx=exclude_tier_idx)
+        may_wait = self.room.found(req_context.req_id, key, FOUND.get(found, Found.THERE))
+        return found if found is LookupResult.HIT or may_wait else LookupResult.MISS
+
+    def _initiate_promotion(self, tier_idx: int, key: OffloadKey, req_context: ReqContext) -> bool:
+        return True  # by `bring`, all of a request at once
+
+    def _complete_promotion(self, job_metadata: Any, completed_job: JobResult) -> None:
+        super()._complete_promotion(job_metadata, completed_job)
+        self.room.came(job_metadata.transfer_job.keys)
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """As vLLM's; another request may wait for what one has computed."""
+        super().complete_store(keys, req_context, success)
+        self.room.came(keys)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """As vLLM's, and promote."""
+        self._maybe_process_finished_jobs()
+        self.room.grant()
+        super().on_schedule_end(context)
+
+    def on_request_finished(
+        self, req_context: ReqContext, *, exclude_tier_idx: int | None = None
+    ) -> None:
+        """As vLLM's; it holds nothing any more."""
+        self.room.release(req_context.req_id)
+        super().on_request_finished(req_context, exclude_tier_idx=exclude_tier_idx)
+
+    def reset_cache(self) -> None:
+        """As vLLM's, which drops all chunks, with their pins."""
+        super().reset_cache()
+        self.room.forget()
+
+    # The memory, as `room` sees it.
+
+    @property
+    def chunks(self) -> int:
+        """All of it."""
+        return int(self.primary_tier._num_chunks)
+
+    @property
+    def free(self) -> int:
+        """Chunks that are free, or may be evicted."""
+        primary = self.primary_tier
+        return int(primary._get_num_free_chunks() + primary._num_evictable_cache_chunks)
+
+    def state(self, key: bytes) -> Chunk:
+        """Where a chunk is."""
+        chunk = self.primary_tier._policy.get(key)
+        if chunk is None:
+            return Chunk.ABSENT
+        if not chunk.is_ready:
+            return Chunk.COMING
+        return Chunk.HELD if chunk.ref_cnt else Chunk.IDLE
+
+    def pin(self, keys: Collection[bytes], context: ReqContext) -> None:
+        """Let chunks that are there not be evicted."""
+        self.primary_tier.prepare_read(keys, context)
+
+    def unpin(self, keys: Collection[bytes], context: ReqContext) -> None:
+        """Undo a pin."""
+        self.primary_tier.complete_read(keys, context)
+
+    def bring(self, keys: Collection[bytes], context: ReqContext) -> bool:
+        """Begin to bring chunks that are absent; False where there is no room."""
+        written = self.primary_tier.prepare_write(keys, context)
+        if written is None:
+            return False
+        tier = self.secondary_tiers[STORE]
+        sources = self._request_load_sources.setdefault(context.req_id, {})
+        sources.update(dict.fromkeys(written.keys_to_store, tier.cache_hit_source))
+        job = TransferJob(
+            job_id=self._next_job_id(),
+            keys=written.keys_to_store,
+            chunk_ids=written.store_spec.chunk_ids,
+            is_promotion=True,
+            req_context=context,
+        )
+        self._register_job(job, STORE)
+        tier.submit_load(job)
+        return True
+
+    def short(self, chunks: int) -> None:
+        """So many chunks are computed for want of room, although the store has them."""
+        for _ in range(chunks):
+            self._metrics.on_promotion_allocation_failure()
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "the host memory has no room for all that waits at once: prompts are computed "
+                'although the store has them; set "cpu_bytes_to_use" higher than %d bytes '
+                "(vllm:kv_offload_tiering_promotion_allocation_failures_total counts the blocks)",
+                self.chunks * self.secondary_tiers[STORE].block_size_bytes,
+            )
