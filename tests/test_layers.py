@@ -32,7 +32,7 @@ tools
 cli
 """.strip().splitlines()
 STORE = """
-descriptors errors log system_errors events
+descriptors errors log system_errors free_memory events
 identity
 connection
 rdma

@@ -1,4 +1,4 @@
-"""Where host memory has no room for what waits, engines load what fits, and compute the rest."""
+"""Where host memory has no room for all that wait at once, they load in turn."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.vllm.run_inside import run_inside
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
-def test_no_request_waits_for_chunks_that_push_each_other_out(
+def test_hits_that_need_many_times_the_host_memory_are_loaded_and_longer_prompts_in_part(
     vllm_python: Path, site: Path | None, store_url: str
 ) -> None:
     """Every byte that is read is compared (inside/scheduled.py)."""
@@ -24,3 +24,6 @@ def test_no_request_waits_for_chunks_that_push_each_other_out(
     assert found["latents, 40 chunks, 1 prompts"] == [12]
     assert found["two windows, 40 chunks, 1 prompts"] == [12, 2, 5]
     assert found["latents, window, state, 40 chunks, 1 prompts"] == [12, 2, 1]
+    assert found["latents, 20 chunks, 8 prompts"] == [96]
+    assert found["two windows, 20 chunks, 8 prompts"] == [96, 16, 40]
+    assert found["latents, window, state, 20 chunks, 8 prompts"] == [96, 16, 8]

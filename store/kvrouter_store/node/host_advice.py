@@ -11,16 +11,11 @@ from typing import Final, NamedTuple
 
 from pydantic import ByteSize
 
-MEMINFO: Final = "/proc/meminfo"
+from kvrouter_store import free_memory
+
+MEMINFO: Final = free_memory.MEMINFO
 LIMITS: Final = "/proc/self/limits"
-CGROUP: Final = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-FILES: Final = (MEMINFO, LIMITS, *(path for two in CGROUP for path in two))
+FILES: Final = (*free_memory.FILES, LIMITS)
 
 
 class Advice(NamedTuple):
@@ -32,13 +27,7 @@ class Advice(NamedTuple):
 
 def read_files(root: Path = Path("/")) -> dict[str, str]:
     """The contents of those of FILES that can be read."""
-    found = {}
-    for name in FILES:
-        try:
-            found[name] = (root / name.lstrip("/")).read_text()
-        except OSError:
-            continue
-    return found
+    return free_memory.read_files(FILES, root)
 
 
 def advice(files: Mapping[str, str], pool_bytes: int, *, set_aside: bool = False) -> list[Advice]:
@@ -51,28 +40,14 @@ def advice(files: Mapping[str, str], pool_bytes: int, *, set_aside: bool = False
 
 
 def _memory(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:
-    rooms = [room for room in (_available(files), _left_in_cgroup(files)) if room is not None]
-    if rooms and min(rooms) < pool_bytes:
+    free = free_memory.free_bytes(files)
+    if free is not None and free < pool_bytes:
         yield Advice(
             logging.WARNING,
-            f"a pool of {_size(pool_bytes)} does not fit into the {_size(min(rooms))} of memory "
+            f"a pool of {_size(pool_bytes)} does not fit into the {_size(free)} of memory "
             "that are free here, and the kernel ends processes when it fills: give a smaller "
             "--memory",
         )
-
-
-def _available(files: Mapping[str, str]) -> int | None:
-    kib = re.search(r"^MemAvailable:\s+(\d+) kB", files.get(MEMINFO, ""), re.MULTILINE)
-    return int(kib[1]) * 1024 if kib else None
-
-
-def _left_in_cgroup(files: Mapping[str, str]) -> int | None:
-    for limit, usage in CGROUP:
-        most = files.get(limit, "").strip()
-        if most.isdecimal():  # not "max"
-            used = files.get(usage, "").strip()
-            return max(0, int(most) - (int(used) if used.isdecimal() else 0))
-    return None
 
 
 def _pinning(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:

@@ -23,7 +23,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
 
 POOL_BYTES = 32 << 20
-END_S = 120.0  # within which all requests end, on a crowded machine; none waits longer than a second
+END_S = 120.0  # within which all requests end on a crowded machine; none waits for a second
 DEADLINE_S = 0.1  # of an engine's questions to the store
 NEW_WEIGHTS = 0.3  # share of the resets
 SCHEDULER_FIRST = 0.2  # share of engines whose scheduler begins before the worker
@@ -88,6 +88,7 @@ class Walk:
         actions = {
             self.step: 300,
             self.ask: 40,
+            self.ask_many: 6,
             self.abort: 6,
             self.forget: 8,
             self.preempt: 4,
@@ -103,6 +104,14 @@ class Walk:
     def step(self) -> None:
         """A step of one engine."""
         self._step(self._random.choice(self.engines))
+
+    def ask_many(self) -> None:
+        """Hits that come at once, to an engine whose host memory they fill several times over."""
+        self.forget()
+        for _ in range(MOST_REQUESTS):
+            self.ask()
+        for _ in range(3):
+            self.step()
 
     def ask(self) -> None:
         """A prompt that begins as others do, and perhaps goes on otherwise."""
@@ -131,6 +140,7 @@ class Walk:
         if engine.requests:
             left = self._random.choice(engine.requests)
             self.seen[f"left while {engine.scheduler.requests[left].status.name.lower()}"] += 1
+            self._note_pins("a request left", engine)
             engine.abort(left)
 
     def forget(self) -> None:
@@ -140,8 +150,11 @@ class Walk:
     def preempt(self) -> None:
         """All requests of an engine begin again, perhaps with new weights."""
         weights = self._random.random() < NEW_WEIGHTS
+        engine = self._random.choice(self.engines)
+        pins = pins_of(engine)
         try:
-            self._random.choice(self.engines).forget(running=True, weights=weights)
+            engine.forget(running=True, weights=weights)
+            self.seen["pins held when all began again"] += pins
             self.seen["new weights" if weights else "reset"] += 1
         except RuntimeError:  # a load is under way
             self.seen["reset refused"] += 1
@@ -168,6 +181,7 @@ class Walk:
 
     def kill_store(self) -> None:
         """The store dies with all that it holds; engines make some steps without it."""
+        self._note_pins("the store died", *self.engines)
         self._store.kill()
         for _ in range(self._random.randrange(40)):
             self.step()
@@ -176,6 +190,7 @@ class Walk:
 
     def stall_store(self) -> None:
         """The store hangs while engines make some steps."""
+        self._note_pins("the store hung", *self.engines)
         self._store.signal(signal.SIGSTOP)
         for _ in range(self._random.randrange(40)):
             self.step()
@@ -188,6 +203,9 @@ class Walk:
         self.engines[number].close()
         self.engines[number] = self._engine(number)
         self.seen["engine replaced"] += 1
+
+    def _note_pins(self, when: str, *engines: Engine) -> None:
+        self.seen[f"pins held when {when}"] += sum(map(pins_of, engines))
 
     def end(self) -> None:
         """All requests end, and nothing is held any more."""
@@ -237,6 +255,11 @@ def counts_of(engine: Engine) -> dict[str, int]:
         "preemptions": sum(each.num_preemptions for each in requests),
         **{f"blocks loaded of group {group}": n for group, n in engine.loaded.items()},
     }
+
+
+def pins_of(engine: Engine) -> int:
+    """Chunks that requests hold which wait."""
+    return int(engine.connector.scheduler.manager.room.pinned())
 
 
 def tier_of(engine: Engine) -> Any:

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -31,7 +32,6 @@ from kvrouter_store.connectors.vllm.self_test import check_names
 from kvrouter_store.connectors.vllm.start import (
     EngineSettings,
     check_start,
-    host_bytes,
     required_facts,
 )
 from kvrouter_store.connectors.vllm.weights import weights_revision
@@ -61,8 +61,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
-        needed = host_bytes(settings, vllm_config, kv_cache_config)
-        config = offloading_config(vllm_config, needed, identity)
+        config = offloading_config(vllm_config, settings.cpu_bytes_to_use, identity)
         if settings.allow_untested:
             check_names(facts)
         super().__init__(config, role, kv_cache_config)
@@ -120,11 +119,19 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             self._room.decided(request_id, loads=bool(matched[0]))
         return matched
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
-        """As vLLM's, which holds what it loads. All else that the request held is given up."""
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """As vLLM's, which holds what it loads. All else that the request held is given up.
+
+        What the store had is not offered to it again, unless another node had it.
+        """
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        status = self.scheduler._req_status[request.request_id]
+        there = self._room.from_store(request.request_id)
+        for state in status.group_states if there else ():
+            known = takewhile(there.__contains__, state.offload_keys)
+            own = [not self._tier.arrivals.node_of(key, status.req_context) for key in known]
+            if all(own):
+                state.next_stored_chunk_idx = max(state.next_stored_chunk_idx, len(own))
         self._room.release(request.request_id)
 
     def reset_cache(self) -> bool | None:
@@ -139,6 +146,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             # Those that a reset preempted may load in this step; vLLM asserts that they do not.
             loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
             scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
+        self.scheduler.manager.ending = scheduler_output.finished_req_ids or ()
         metadata = super().build_connector_meta(scheduler_output)
         self._note_pace(scheduler_output)
         waits = self._tier.busy or self._room.waiting

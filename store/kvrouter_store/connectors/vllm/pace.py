@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, Final
 
-ASSUMED_S: Final = 1 / 4000  # a token, before anything was measured
+ASSUMED_S = 1 / 4000  # seconds of a token, before anything was measured
 LEAST_TOKENS: Final = 256  # of a prompt that is measured: short ones say more of decodes beside it
 KEPT: Final = 9
 

@@ -66,7 +66,8 @@ class _Claim:
     compute_s: what computing it takes, and all that waited before it.
     keys: asked for in the last pass of look-ups, but for misses and those that have yet to land,
     which are `unknown`. reserved: chunks of the memory for these. denied: keys without room.
-    open: keys that are not there yet. step: of the scheduler, when it was deferred last.
+    brought: those that the store had. open: keys that are not there yet. step: of the scheduler,
+    when it was deferred last.
     """
 
     context: Any
@@ -76,6 +77,7 @@ class _Claim:
     reserved: int = 0
     pinned: dict[bytes, None] = field(default_factory=dict)
     denied: set[bytes] = field(default_factory=set)
+    brought: set[bytes] = field(default_factory=set)
     open: list[bytes] = field(default_factory=list)
     admitted: bool = False
     queued: bool = False
@@ -87,7 +89,7 @@ class _Claim:
 
 
 class Room:
-    """Owned by the scheduler's thread. Its owner releases a request that ended or got its blocks."""
+    """Of the scheduler's thread. Its owner releases a request that ended or got its blocks."""
 
     def __init__(self, memory: Memory, clock: Callable[[], float] = time.monotonic) -> None:
         self._memory, self._clock = memory, clock
@@ -115,7 +117,7 @@ class Room:
         """A pass of look-ups begins; computing what is looked up would take so long."""
         if (claim := self._claims.get(request_id)) is None:
             ahead_s = (each.compute_s - each.waited_s for each in self._claims.values())
-            compute_s += max(0.0, *ahead_s, 0.0)
+            compute_s += max([0.0, *ahead_s])
             claim = self._claims[request_id] = _Claim(context, compute_s)
         claim.keys, claim.unknown = {}, 0
 
@@ -168,6 +170,11 @@ class Room:
                 self._give(claim)  # never fits: it gets what there is, and does not wait
             elif not full and not (full := not self._fits(claim)):
                 self._give(claim)
+
+    def from_store(self, request_id: str) -> set[bytes]:
+        """Chunks that the store had for a request, and that are there."""
+        claim = self._claims.get(request_id)
+        return set() if claim is None else claim.brought & claim.pinned.keys()
 
     def release(self, request_id: str) -> None:
         """The request ended, was given its blocks, or is computed. Idempotent."""
@@ -222,6 +229,7 @@ class Room:
         bring = absent[:free]
         if bring and not self._memory.bring(bring, claim.context):
             bring = []
+        claim.brought.update(bring)
         claim.reserved = min(claim.unknown, free - len(bring))
         if denied := absent[len(bring) :]:
             claim.denied.update(denied)

@@ -10,8 +10,9 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kvrouter_store.connectors.vllm.host_memory import end_agreement
 from kvrouter_store.connectors.vllm.host_worker import HostWorker
-from kvrouter_store.connectors.vllm.manager import PinningManager
+from kvrouter_store.connectors.vllm.pinned_tiers import PinnedTiers
 from kvrouter_store.connectors.vllm.self_test import check_copies, check_store
 
 
@@ -27,8 +28,8 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         engine that is killed leaves nothing behind. Where it is the first, workers need the name.
         """
         manager = super().get_manager()
-        if not isinstance(manager, PinningManager):
-            manager = PinningManager(manager.primary_tier, manager.secondary_tiers)
+        if not isinstance(manager, PinnedTiers):
+            manager = PinnedTiers(manager.primary_tier, manager.secondary_tiers)
             self._manager = manager
         region = self._scheduler_mmap
         if self.extra_config["self_test"]:
@@ -37,6 +38,7 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 check_store(tier)
         if not region._creator:
             _unlink(region)
+            end_agreement(self._engine_id)
         return manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:

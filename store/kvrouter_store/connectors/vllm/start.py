@@ -5,15 +5,17 @@ Knows vLLM's configuration only. A refusal at start is one sentence with the fla
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings, refused
+from kvrouter_store.connectors.vllm.host_memory import (
+    Host,
+    agreed,
+    longest_prompt_bytes,
+    size_for,
+)
 from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
-
-LEAST_HOST_BYTES: Final = 256 << 20
-MOST_HOST_BYTES: Final = 4 << 30  # unless a setting asks for more
-THREADS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,14 @@ class EngineSettings(ConnectorSettings):
 
     cpu_bytes_to_use: host memory through which KV passes between the engine and the store, for all
         ranks together; vLLM keeps in it what was used last. Left out (0): see `host_bytes`.
-    threads: that copy between this memory and the store.
+    threads: that copy between this memory and the store. Left out (0): by the number of cores.
     canonical_layout: a block is stored as one rank would hold it, so that engines with other
         numbers of tensor-parallel ranks share. Of models with states they do not.
     allow_untested: start with a newer series of vLLM than was tested, after a self-test.
     """
 
     cpu_bytes_to_use: int = 0
-    threads: int = THREADS
+    threads: int = 0
     canonical_layout: bool = False
     allow_untested: bool = False
 
@@ -43,7 +45,7 @@ class EngineSettings(ConnectorSettings):
             )
         settings = super().parse(extra, kv_role)
         for name, least in (("cpu_bytes_to_use", 0), ("threads", 1)):
-            if getattr(settings, name) < least:
+            if extra.get(name, least) < least:
                 raise refused(f'"{name}" must be at least {least}')
         return settings
 
@@ -89,22 +91,20 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
             f'"cpu_bytes_to_use" is {needed}, and /dev/shm has {there} bytes; set it lower, or '
             "start the container with a larger --shm-size"
         )
-    return settings
+    return replace(settings, cpu_bytes_to_use=needed)
 
 
 def host_bytes(settings: EngineSettings, vllm_config: Any, kv_cache_config: Any) -> int:
-    """Host memory for KV on its way: what the settings say, or twice the longest prompt's KV.
+    """Host memory for KV on its way: what the settings say, or what `size_for` finds.
 
-    Of the latter at least LEAST_HOST_BYTES and at most MOST_HOST_BYTES.
+    The same in all processes of an engine.
     """
     if settings.cpu_bytes_to_use:
         return settings.cpu_bytes_to_use
-    groups, tensors = kv_cache_config.kv_cache_groups, kv_cache_config.kv_cache_tensors
-    block_tokens = min(group.kv_cache_spec.block_size for group in groups)
-    blocks = len(groups) * -(-vllm_config.model_config.max_model_len // block_tokens)
+    longest = longest_prompt_bytes(vllm_config, kv_cache_config)
     ranks = vllm_config.parallel_config.world_size
-    longest: int = blocks * ranks * (tensors[0].size // kv_cache_config.num_blocks)
-    return max(LEAST_HOST_BYTES, min(2 * longest, MOST_HOST_BYTES))
+    engine_id = vllm_config.kv_transfer_config.engine_id
+    return agreed(engine_id, lambda: size_for(longest, ranks, Host.here()))
 
 
 def required_facts(version: str, *, allow_untested: bool) -> VllmFacts:

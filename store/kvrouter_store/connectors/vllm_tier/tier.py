@@ -38,7 +38,7 @@ from kvrouter_store.connectors.landings import Landings
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.connectors.settings import ConnectorSettings
-from kvrouter_store.connectors.transfers import Finished, Transfers
+from kvrouter_store.connectors.transfers import Finished, Transfers, copying_threads
 from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
@@ -48,7 +48,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")
 
-THREADS = 4
 PIECE_BYTES = 32 << 20  # of a transfer, which one thread moves at a time
 PART = 0
 
@@ -56,8 +55,8 @@ PART = 0
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     """Keeps chunks in a kvstore node. Without a reachable store vLLM goes on with its own memory.
 
-    Takes what `ConnectorSettings` says, and `threads` that move chunks. Raises ConnectorRefused
-    where they cannot be used. Owns threads and connections: shutdown() ends them.
+    Takes what `ConnectorSettings` says, and `threads` that move chunks (0: by the cores). Raises
+    ConnectorRefused where they cannot be used. Owns threads and connections: shutdown() ends them.
 
     pinned: vLLM's manager keeps what was brought until its request has loaded it.
     """
@@ -69,7 +68,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         tier_type: str,
         backpressure_detector: Any = None,
         *,
-        threads: int = THREADS,
+        threads: int = 0,
         identity: ChunkIdentity | None = None,
         pinned: bool = False,
         **extra: Any,
@@ -89,7 +88,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._update_group = settings.update_group
         self._news = threading.Event()
         self.memory = _segments_of(primary_kv_view)
-        self._transfers: Transfers[OffloadKey] = Transfers(threads, "kvstore-tier", self._news)
+        self._transfers: Transfers[OffloadKey] = Transfers(
+            threads or copying_threads(), "kvstore-tier", self._news
+        )
         self._lookups = ChunkLookups(tier_type, self.links, self._news)
         self.node = settings.node
         self._neighbours = Neighbours(

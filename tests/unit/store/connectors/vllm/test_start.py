@@ -1,14 +1,15 @@
 """What vLLM's offloading is told, and what the connector refuses to start with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvrouter_store.connectors.settings import ConnectorRefused
+from kvrouter_store.connectors.vllm import host_memory
+from kvrouter_store.connectors.vllm.host_memory import Host
 from kvrouter_store.connectors.vllm.start import (
-    LEAST_HOST_BYTES,
-    MOST_HOST_BYTES,
     EngineSettings,
     check_start,
     host_bytes,
@@ -60,6 +61,7 @@ def test_a_url_is_all_that_a_user_must_say() -> None:
         "type": "KVStoreTier",
         "module_path": "kvrouter_store.connectors.vllm_tier",
         "identity": "who",
+        "pinned": True,
     }
 
 
@@ -110,31 +112,22 @@ def test_states_must_lie_at_the_ends_of_blocks() -> None:
         start(engine(SMALL), groups_of("align", "all"))
 
 
-@pytest.mark.parametrize(
-    ("context", "block_bytes", "groups", "expected"),
-    [
-        (4096, 16 << 10, 1, LEAST_HOST_BYTES),
-        (8192, 1 << 20, 1, 2 * 512 << 20),
-        (8192, 1 << 20, 3, 2 * 3 * 512 << 20),
-        (131072, 4 << 20, 1, MOST_HOST_BYTES),
-    ],
-)
-def test_host_memory_holds_two_of_the_longest_prompts_within_bounds(
-    context: int, block_bytes: int, groups: int, expected: int
+def test_host_memory_is_what_is_set_or_what_the_processes_of_the_engine_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configuration = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=context),
-        parallel_config=SimpleNamespace(world_size=1),
-    )
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
+    assert start(engine(SMALL)).cpu_bytes_to_use == SMALL["cpu_bytes_to_use"]
+    monkeypatch.setattr(host_memory, "SHARED", tmp_path)
+    monkeypatch.setattr(host_memory.Host, "here", lambda: Host(8 << 30, 8 << 30, 0))
     cache = SimpleNamespace(
         num_blocks=100,
-        kv_cache_groups=[group] * groups,
-        kv_cache_tensors=[SimpleNamespace(size=100 * block_bytes)],
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))],
+        kv_cache_tensors=[SimpleNamespace(size=100 << 20)],
     )
-    assert host_bytes(EngineSettings.parse(URL, "kv_both"), configuration, cache) == expected
-    given = EngineSettings.parse(SMALL, "kv_both")
-    assert host_bytes(given, configuration, cache) == SMALL["cpu_bytes_to_use"]
+    configuration = engine(URL, world_size=1)
+    configuration.model_config.max_model_len = 16
+    configuration.kv_transfer_config.engine_id = "engine"
+    assert host_bytes(EngineSettings.parse(URL, "kv_both"), configuration, cache) == 2 << 30
+    assert [path.read_text() for path in tmp_path.iterdir()] == [str(2 << 30)]
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "main"])

@@ -6,10 +6,17 @@ chunks that were promoted for one request be evicted by another before the first
 """
 
 import logging
+import time
 from collections.abc import Collection
 from typing import Any
 
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    ScheduleEndContext,
+)
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
@@ -22,15 +29,21 @@ log = logging.getLogger("vllm.kvstore")
 
 FOUND = {LookupResult.MISS: Found.MISS, LookupResult.RETRY: Found.UNKNOWN}
 STORE = 0  # the only tier below
+LAST_WAIT_S = 0.1  # of a step, for room for what requests leave behind
 
 
-class PinningManager(TieringOffloadingManager):  # type: ignore[misc]
-    """Its look-ups promise chunks that the end of the step brings, if `room` has some."""
+class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
+    """Its look-ups promise chunks that the end of the step brings, if `room` has some.
+
+    ending: requests that have ended; what this step does not store of them is lost.
+    """
 
     def __init__(self, primary_tier: CPUPrimaryTierOffloadingManager, tiers: list[Any]) -> None:
         super().__init__(primary_tier, tiers)
         self._complained = False
         self.room = Room(self)
+        self.ending: Collection[str] = ()
+        self._patience_s = LAST_WAIT_S  # of this step
 
     def lookup(
         self, key: OffloadKey, req_context: ReqContext, *, exclude_tier_idx: int | None = None
@@ -54,9 +67,27 @@ class PinningManager(TieringOffloadingManager):  # type: ignore[misc]
         super().complete_store(keys, req_context, success)
         self.room.came(keys)
 
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """As vLLM's. For what a request leaves behind, waits while the store takes other chunks."""
+        prepared = super().prepare_store(keys, req_context)
+        begun = time.monotonic()
+        until = begun + (self._patience_s if req_context.req_id in self.ending else 0.0)
+        while prepared is None and (left_s := until - time.monotonic()) > 0 and self._cascades():
+            self.secondary_tiers[STORE].wait_news(left_s)
+            self._process_finished_jobs()
+            prepared = super().prepare_store(keys, req_context)
+        self._patience_s -= time.monotonic() - begun
+        return prepared
+
+    def _cascades(self) -> bool:
+        return not all(job.transfer_job.is_promotion for job in self._jobs.values())
+
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """As vLLM's, and promote."""
         self._maybe_process_finished_jobs()
+        self._patience_s = LAST_WAIT_S
         self.room.grant()
         super().on_schedule_end(context)
 
