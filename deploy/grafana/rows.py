@@ -365,6 +365,15 @@ TRANSFERS: Final = (
         warn=0.5,
         bad=0.8,
     ),
+    Chart(
+        "Hits without room in host memory",
+        "short",
+        {
+            "{{instance}}": "sum by (instance) "
+            "(rate(vllm:kv_offload_tiering_promotion_allocation_failures_total[RATE]))"
+        },
+        "Blocks per second that the store has and engines compute: give them cpu_bytes_to_use.",
+    ),
     Chart("KV events", "short", by("kind", "kvrouter:kv_event_total")),
     Chart(
         "Engine caches that the router knows",

@@ -11,12 +11,18 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
 from kvrouter.tools.doctor.base import Finding, Host, Setup
-from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
+from kvrouter.tools.doctor.engine_facts import (
+    EngineFacts,
+    lead_s,
+    read_blocks_without_room,
+    read_cache_config,
+)
 from kvrouter.tools.doctor.engines import odd_ones
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
 from kvrouter.tools.doctor.trials import pairs_to_try
 
+FAILURES = "vllm:kv_offload_tiering_promotion_allocation_failures_total"
 PAGE = """\
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="False"} 1.0
@@ -118,6 +124,20 @@ async def test_cache_settings_from_metrics_are_compared() -> None:
     (dtype,) = await found("kv-dtype", one, other)
     assert "auto there and fp8 elsewhere" in dtype.finding
     assert not await found("kv-dtype", one, one)
+
+
+async def test_an_engine_that_computed_hits_for_want_of_host_memory_is_found() -> None:
+    page = "".join(
+        f'{FAILURES}{{engine="{number}",model_name="m"}} {blocks}\n'
+        for number, blocks in enumerate(("16.0", "1.024e+03"))
+    )
+    assert read_blocks_without_room(page) == 1040
+    assert read_blocks_without_room(PAGE) == 0
+    one, other = engine("a:1", Role.DECODE), engine("b:1", Role.DECODE)
+    one.blocks_without_room = 1040
+    (finding,) = await found("host-memory", one, other)
+    assert "it computed 1040 blocks that the store had" in finding.finding
+    assert '"cpu_bytes_to_use"' in finding.remedy
 
 
 async def test_hash_algorithms_from_metrics_are_compared() -> None:

@@ -49,6 +49,9 @@ EVERYTHING: Final[dict[str, Any]] = {
 """Settings of a router that has every metric. Its peers do not exist."""
 
 
+ALLOCATION_FAILURES: Final = "vllm:kv_offload_tiering_promotion_allocation_failures_total"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One metric: its name in a scrape, type, labels and help."""
@@ -82,6 +85,12 @@ def simulator_rows() -> list[Row]:
     return rows_of(metrics.registry.collect())
 
 
+def connector_rows() -> list[Row]:
+    """Those of vLLM that say more with the connector."""
+    text = "Blocks that the store has and that are computed, for the host memory has no room."
+    return [Row(ALLOCATION_FAILURES, "counter", ("model_name", "engine"), text)]
+
+
 def rows_of(families: Iterable[Metric]) -> list[Row]:
     """A row for each family."""
     rows = []
@@ -102,6 +111,7 @@ def metrics_page(router: Iterable[Row]) -> str:
         ("The router", router),
         ("A store node", store_rows()),
         ("A simulated engine", simulator_rows()),
+        ("vLLM with the connector, besides its own", connector_rows()),
     ):
         cells = [
             (f"`{row.name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels), row.help)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kvrouter.tools.doctor.base import Setup
 
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_COMPUTED: Final = re.compile(
+    r"^vllm:kv_offload_tiering_promotion_allocation_failures_total(?:\{.*\})? (\S+)$", re.MULTILINE
+)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -33,6 +36,7 @@ class EngineFacts:
         unidentified: why it could not be identified; None if it could, or was not asked.
         clock_ahead_s: the least that its clock is ahead of this host's; negative if behind.
         cache_config: of its KV cache, from its metrics, by vLLM's names.
+        blocks_without_room: that the store had, and that it computed for want of host memory.
     """
 
     engine: Engine
@@ -40,6 +44,7 @@ class EngineFacts:
     unidentified: str | None = None
     clock_ahead_s: float | None = None
     cache_config: Mapping[str, str] = field(default_factory=dict)
+    blocks_without_room: int = 0
 
     @property
     def name(self) -> str:
@@ -68,7 +73,9 @@ async def learn_engine(setup: Setup, engine: Engine) -> EngineFacts:
         facts.unreachable = str(problem)
         return facts
     _, metrics = await asyncio.gather(_identify(setup, facts), setup.ask(engine, "/metrics"))
-    facts.cache_config = read_cache_config((metrics or b"").decode("utf-8", "replace"))
+    page = (metrics or b"").decode("utf-8", "replace")
+    facts.cache_config = read_cache_config(page)
+    facts.blocks_without_room = read_blocks_without_room(page)
     return facts
 
 
@@ -124,3 +131,8 @@ def read_cache_config(exposition: str) -> dict[str, str]:
     """The labels of vLLM's `vllm:cache_config_info`; empty without it."""
     found = _CACHE_CONFIG.search(exposition)
     return dict(_LABEL.findall(found[1])) if found else {}
+
+
+def read_blocks_without_room(exposition: str) -> int:
+    """Promotions of vLLM's offloading that found no room, in all; 0 without its metric."""
+    return int(sum(map(float, _COMPUTED.findall(exposition))))

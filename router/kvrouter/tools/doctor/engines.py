@@ -163,6 +163,19 @@ async def prefix_caching(setup: Setup) -> Found:
             )
 
 
+async def host_memory(setup: Setup) -> Found:
+    """Engines have host memory for all hits that come at once."""
+    for each in await setup.generating_engines():
+        if each.blocks_without_room:
+            yield warning(
+                each.name,
+                f"it computed {each.blocks_without_room} blocks that the store had: its host "
+                "memory had no room for them",
+                'give it a larger "cpu_bytes_to_use" in kv_connector_extra_config, and containers '
+                "more memory and --shm-size",
+            )
+
+
 async def clock(setup: Setup) -> Found:
     """Clocks of engines (by their `Date` header) agree with this host's."""
     for each in await setup.all_engines():

@@ -39,6 +39,7 @@ TOPICS: Final = {
         engines.context_length,
         engines.engine_version,
         engines.prefix_caching,
+        engines.host_memory,
         engines.clock,
     ),
     "Shared KV": (
