@@ -108,7 +108,7 @@ def _make_life_watch(core: Core, prober: Prober) -> LifeWatch:
         client=prober.client,
         families=core.families,
         connections=core.client.connections,
-        events_s=tracker.heard_s if tracker is not None else lambda _: 0.0,
+        events_s=tracker.heard_s if tracker is not None else lambda _: None,
     )
 
 

@@ -45,7 +45,7 @@ class LifeWatch:
 
     Attributes:
         connections: all connections to a target.
-        events_s: when a server last sent KV events, on the clock of `lives`; 0: never.
+        events_s: when a target last sent KV events, on the clock of `lives`; None: never.
     """
 
     pool: EnginePool
@@ -53,7 +53,7 @@ class LifeWatch:
     client: ProbeClient  # asks engines for their counters
     families: Families  # know how to try a core
     connections: Callable[[Engine], OpenConnections]
-    events_s: Callable[[Engine], float]
+    events_s: Callable[[Engine], float | None]
 
     def __post_init__(self) -> None:
         self._seen: dict[Engine, Streams] = {}
@@ -94,7 +94,6 @@ class LifeWatch:
             before, self._seen[engine] = self._seen.get(engine, {}), {}
             for target in _targets(engine):
                 self._read(target, before, self._seen[engine])
-            self.lives.pulse(engine).showed(self.events_s(engine))
             self._look(engine)
             if engine not in self._ends_s:
                 self._judge(engine)
@@ -118,7 +117,7 @@ class LifeWatch:
 
     def _read(self, target: Engine, before: Streams, seen: Streams) -> None:
         """Note what the connections to `target` show, and in `seen` where its streams stand."""
-        heard_s, given_s, gaps_s, events = 0.0, 0.0, 0.0, 0
+        heard_s, given_s, gaps_s, events = self.events_s(target) or 0.0, 0.0, 0.0, 0
         for connection in self.connections(target):
             byte_s, owes_s, count = connection.signs()
             heard_s = max(heard_s, byte_s)

@@ -71,7 +71,6 @@ class CacheTracker:
             self.index, mapping, self.counts, self.budget, self._backlog, self.clock
         )
         self._caches: dict[Engine, EngineCache] = {}
-        self._heard_s: dict[Engine, float] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
 
     def replay_with(self, replays: ReplayRequests) -> None:
@@ -99,16 +98,11 @@ class CacheTracker:
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""
-        self._heard_s.pop(engine, None)
         cache = self._caches.pop(engine, None)
         if cache is not None:
             self._drop_streams(cache)
 
     # -- what is known
-
-    def heard_s(self, server: Engine) -> float:
-        """When `server` last sent events, on `clock`; 0: never."""
-        return self._heard_s.get(server, 0.0)
 
     def naming(self, engine: Engine) -> Naming | None:
         """How its events name blocks; None: it sent none."""
@@ -192,7 +186,6 @@ class CacheTracker:
         publisher = self._publisher(server, batch.rank)
         if publisher is not None:
             self.counts["messages"] += 1
-            self._heard_s[server] = self.clock()
             publisher.stream.receive(Message(sequence, frames[2], batch))
             self.work()
 

@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from time import monotonic
 
 import pytest
 import pytest_asyncio
 
 from kvrouter.http.client.pool import ConnectionPool, Deadlines, OpenConnections, UpstreamError
-from kvrouter.http.deadlines import NEVER, DeadlineTimer
+from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import unchunk
 
@@ -537,47 +536,6 @@ async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
     async with asyncio.timeout(20):
         await task
     assert len(sink.data) == 512 * 65536
-
-
-async def test_connections_know_what_their_engine_last_gave(start: Start) -> None:
-    event, comment = b"a\r\ndata: {}\n\n\r\n", b"5\r\n: a\n\n\r\n"
-    go = asyncio.Event()
-
-    async def speaks(peer: Peer) -> None:
-        await peer.request()
-        await peer.say(CHUNKED + event)
-        await go.wait()
-        await peer.say(comment)
-        await peer.end()
-
-    connections = OpenConnections()
-    pool, _ = await start(speaks, open_connections=connections)
-    before_s = monotonic() - 0.01  # the loop's clock is coarser
-    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
-    await answer.first_piece(5)
-    (connection,) = connections
-    head_s, owes, _ = connection.signs()
-    assert before_s < head_s < monotonic() + 0.01
-    assert owes is None  # no stream is relayed yet
-    sink = Sink()
-    task = asyncio.create_task(answer.relay_to(sink, 20))
-    await sink.pieces.get()
-    _, owes_s, events = connection.signs()
-    assert events == 1
-    go.set()
-    await sink.pieces.get()
-    heard_s, still_s, events = connection.signs()
-    assert (still_s, events) == (owes_s, 1)
-    assert owes_s is not None
-    assert heard_s > owes_s  # a comment is a sign of the server alone
-    answer.pause()
-    assert connection.signs()[1] == NEVER
-    answer.resume()
-    resumed = connection.signs()[1]
-    assert resumed is not None
-    assert owes_s <= resumed < NEVER
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_stream_that_is_never_asked_for_is_not_read_without_bound(start: Start) -> None:

@@ -1,0 +1,100 @@
+"""The watch over engines, by a clock that the tests turn, without connections to any."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from tests.unit.router.conftest import Clock, joined
+
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.families import Families
+from kvrouter.engines.life import LifeLimits, Lives
+from kvrouter.engines.pool import EnginePool
+from kvrouter.http.client.open_connections import OpenConnections
+from kvrouter.membership.life_watch import LifeWatch
+from kvrouter.membership.probe_client import ProbeClient
+
+
+class Place:
+    """One engine with a leg, and its watch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.pool = EnginePool(clock)
+        self.engine = joined(self.pool, "127.0.0.1:1", Role.BOTH)
+        self.opened: dict[Engine, OpenConnections] = {}
+        self.event_s: float | None = None
+        self.watch = LifeWatch(
+            pool=self.pool,
+            lives=Lives(clock, LifeLimits()),
+            client=ProbeClient(),
+            families=Families(),
+            connections=lambda target: self.opened.setdefault(target, OpenConnections()),
+            events_s=lambda _: self.event_s,
+        )
+        self.pulse = self.watch.lives.pulse(self.engine)
+
+    def pass_s(self, seconds: float) -> None:
+        self.pulse.missed += 1
+        self.clock.pass_s(seconds)
+        self.watch.tick()
+
+
+@pytest_asyncio.fixture
+async def place(clock: Clock) -> AsyncIterator[Place]:
+    here = Place(clock)
+    yield here
+    await here.watch.close()
+    await here.watch.client.close()
+
+
+async def test_kv_events_are_life_though_no_check_is_answered(place: Place) -> None:
+    place.pool.reserve(place.engine, 1)
+    for _ in range(10):
+        place.event_s = place.clock()
+        place.pass_s(5)
+    assert place.engine.identity is not None
+    place.pass_s(5)
+    assert place.engine.identity is None
+
+
+@pytest.mark.parametrize(("prefill", "seconds"), [(False, 10), (True, 20)])
+async def test_a_silent_engine_leaves_and_then_its_legs_end(
+    place: Place, seconds: int, *, prefill: bool
+) -> None:
+    ticket = place.pool.reserve(place.engine, 1, prefill=prefill)
+    assert place.engine.prefills == prefill
+    place.pass_s(5)
+    place.pass_s(seconds - 5.5)
+    assert place.engine.identity is not None
+    place.pass_s(0.5)
+    assert place.pool.all()[0].identity is None
+    assert place.engine.left_for == "silent"
+    assert not place.opened[place.engine].cut_off
+    place.pass_s(1)
+    assert "no sign of life" in place.opened[place.engine].cut_off
+    ticket.release()
+    assert place.engine.prefills == 0
+
+
+async def test_legs_end_on_an_engine_that_had_left_before_it_fell_silent(place: Place) -> None:
+    place.pool.reserve(place.engine, 1)
+    place.pool.leave(place.engine, "check")
+    for _ in range(3):
+        place.pass_s(5)
+    assert place.engine.left_for == "check"
+    assert place.opened[place.engine].cut_off
+
+
+async def test_an_engine_without_legs_leaves_without_ado(place: Place) -> None:
+    for _ in range(3):
+        place.pass_s(5)
+    assert place.engine.identity is None
+
+
+async def test_all_ranks_are_cut_off_together(place: Place) -> None:
+    place.engine.set_ranks((0, 1))
+    place.pool.reserve(place.engine.ranks[1], 1)
+    for _ in range(4):
+        place.pass_s(5)
+    assert all(place.opened[rank].cut_off for rank in place.engine.ranks)
