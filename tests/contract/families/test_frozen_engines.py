@@ -30,6 +30,7 @@ async def test_a_prefill_leg_on_a_frozen_engine_is_sent_again(
 ) -> None:
     here = await open_site(family, 2, 1, **SOON)
     frozen = await asked_frozen(here, here.prefill, stream=stream)
+    assert [len(engine.requests) for engine in here.prefill] == [1, 1]
     assert await here.metric('kvrouter:upstream_errors_total{leg="prefill",reason="dead"}') == 1
     assert await here.metric('kvrouter:engines_left_total{cause="silent"}') == 1
     assert not here.app.core.pool.target(frozen.address).identity  # type: ignore[union-attr]
