@@ -17,7 +17,8 @@ from kvrouter_store.events.sockets import Inbox, open_socket
 COUNT_BITS: Final = 40
 """The lower bits of a message's number count the messages of its publisher from 0. The upper ones
 distinguish publishers before and after a restart, where these do so: 0 with vLLM."""
-MAX_ASKED_BYTES: Final = 4096
+MAX_ASKED_BYTES: Final = 1024
+"""Of a subscription or a request: what strangers send waits in memory."""
 MAX_ASKED: Final = 256
 """Of one peer, at a time."""
 END = [b"", (-1).to_bytes(8, "big", signed=True), b""]
@@ -81,9 +82,14 @@ class EventSockets:
 
 
 def _told_little(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """With bounds for subscriptions and requests: what strangers send waits in memory."""
+    """With bounds for subscriptions and requests, which wait in memory until they are taken.
+
+    A domain of ZAP, which nobody handles here, refuses ZMTP 1.0: to it, any bytes are messages, and
+    those of peers with the same name are never taken.
+    """
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
     socket.setsockopt(zmq.RCVHWM, MAX_ASKED)
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"kvrouter")
     return socket
 
 

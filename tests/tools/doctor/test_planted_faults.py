@@ -269,7 +269,7 @@ FAULTS = {
         few_descriptors,
         "open-files",
         "may have 256 descriptors",
-        "ulimit -n 8256",
+        "ulimit -Hn 8448",
         severity=Severity.WARNING,
     ),
     "little memory to lock": Fault(

@@ -45,6 +45,7 @@ class Severity(StrEnum):
 
 
 GRAVEST_FIRST: Final = tuple(Severity)
+_FILES: Final = resource.RLIMIT_NOFILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,12 @@ class Host:
     Attributes:
         root: folder that contains `/proc`, `/sys` and `/dev`.
         clock: seconds since 1970.
-        limit: soft limit of a resource, by its number in `resource`.
+        limit: soft limit of a resource by its number in `resource`; of open files the hard one.
     """
 
     root: Path = Path("/")
     clock: Callable[[], float] = time.time
-    limit: Callable[[int], int] = lambda number: resource.getrlimit(number)[0]
+    limit: Callable[[int], int] = lambda number: resource.getrlimit(number)[number == _FILES]
 
     @property
     def read(self) -> Read:

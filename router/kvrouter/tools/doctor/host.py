@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ByteSize
 
 from kvrouter.tools.doctor.base import Found, Setup, each_node, remark, warning
+from kvrouter_store.descriptors import RESERVED
 from kvrouter_store.node.placement import memory_nodes, plan
 from kvrouter_store.node.start_checks import is_loopback
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 HOST: Final = "this host"
 DESCRIPTORS_PER_REQUEST: Final = 2
 """One to the client and one to an engine."""
-OTHER_DESCRIPTORS: Final = 64
 MIN_LOCKED_BYTES: Final = 1 << 30
 MIN_SHM_BYTES: Final = 64 << 20
 LARGE_POOL_BYTES: Final = 1 << 30
@@ -25,16 +25,16 @@ LARGE_POOL_BYTES: Final = 1 << 30
 
 
 async def open_files(setup: Setup) -> Found:
-    """This shell's `ulimit -n` is enough for the router."""
+    """This shell's `ulimit -Hn` is enough for the router."""
     limit = setup.host.limit(resource.RLIMIT_NOFILE)
     requests = setup.settings.max_concurrent_requests
-    need = DESCRIPTORS_PER_REQUEST * requests + OTHER_DESCRIPTORS
+    need = DESCRIPTORS_PER_REQUEST * requests + RESERVED
     if limit != resource.RLIM_INFINITY and limit < need:
         yield warning(
             HOST,
             f"a process may have {limit} descriptors, and {requests} requests at a time "
             f"(--max-concurrent-requests) need {need}: further connections are refused",
-            f"raise it with `ulimit -n {need}` (LimitNOFILE={need} in a systemd unit), or lower "
+            f"raise it with `ulimit -Hn {need}` (LimitNOFILE={need} in a systemd unit), or lower "
             "--max-concurrent-requests",
         )
 

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import socket
+from contextlib import suppress
+
+import pytest
 
 from kvrouter_store.events.publisher import EventSockets
 
@@ -14,13 +17,21 @@ def files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_a_peer_that_says_much_and_leaves_is_noticed_although_nothing_is_published() -> None:
-    sockets = EventSockets("tcp://127.0.0.1:*")
+@pytest.mark.parametrize("end", [0, 1])
+async def test_peers_that_say_much_and_leave_are_noticed_although_nothing_is_published(
+    end: int,
+) -> None:
+    sockets = EventSockets("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    port = sockets.ports[end]
     try:
         before = files()
-        for _ in range(4):
-            with socket.create_connection(("127.0.0.1", sockets.ports[0])) as stranger:
-                await asyncio.to_thread(stranger.sendall, RUBBISH)
+        strangers = [socket.create_connection(("127.0.0.1", port or 0)) for _ in range(6)]
+        for stranger in strangers:
+            stranger.setblocking(False)
+            with suppress(OSError):
+                stranger.sendall(RUBBISH)
+        for stranger in strangers:
+            stranger.close()
         async with asyncio.timeout(10):
             while files() > before:
                 await asyncio.sleep(0.01)
