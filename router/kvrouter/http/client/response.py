@@ -161,7 +161,7 @@ class EngineResponse:
         Raises:
             UpstreamError: it broke off, or did not begin in time.
         """
-        self.streams, self._comments = True, comments
+        self.streams = True
         if self.feed is None:
             self.feed = StreamFeed()
             self.feed.note(b"".join(self._body))
@@ -170,7 +170,7 @@ class EngineResponse:
         if self._connection is not None:
             self._connection.expect(deadline_s, each=False)
         self._check()
-        self._first = self._loop.create_future()
+        self._first, self._comments = self._loop.create_future(), comments
         self._wait_for_data(self._first)
         try:
             await self._first
@@ -179,6 +179,8 @@ class EngineResponse:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._comments = None  # it may know who holds this answer
 
     def beginning(self, limit_bytes: int) -> bytes:
         """The first bytes of the body, as they came, perhaps in chunk frames."""
