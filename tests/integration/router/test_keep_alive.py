@@ -239,7 +239,7 @@ async def test_a_router_that_stops_says_so_after_comments(site: Open) -> None:
 
 async def test_an_error_before_the_first_comment_keeps_its_status(site: Open) -> None:
     here = await site(0, 1)
-    here.decode[0].mode = "500"
+    here.decode[0].mode = "drop"
     status, headers, _ = await here.post(text(stream=True))
     assert (status, headers["content-type"]) == (503, "application/json")
 
