@@ -99,13 +99,14 @@ def _without_last(body: bytes, at: int) -> bytes | None:
 
     vLLM puts them last, so that a long answer (logprobs) need not be read and written again.
     """
-    if body[at - 1 : at] != b"," or not body.endswith(b"}"):
+    head = body[:at].rstrip()
+    if not head.endswith(b",") or not body.rstrip().endswith(b"}"):
         return None
     try:
         last = orjson.loads(b"{" + body[at:])
     except ValueError:
         return None
-    return None if last.keys() - TRANSFERS else body[: at - 1] + b"}"
+    return None if last.keys() - TRANSFERS else head[:-1] + b"}"
 
 
 def answer_usage(body: bytes) -> tuple[PromptUsage, int | None, str]:

@@ -69,9 +69,7 @@ class Judge:
         """What to raise for an answer that is no 200."""
         words = await words_of(answer, self.deadlines.idle_s)
         if engine.rank is not None and words.body is not None and _NO_RANK.search(words.body):
-            self.pool.leave(
-                engine, "changed"
-            )  # it has fewer ranks than it said: it is detected again
+            self.pool.leave(engine, "changed")  # fewer ranks than it said: it is detected again
             no_rank = UpstreamError(Failure.ANSWER, "it has no such data-parallel rank")
             return self.failed(engine, no_rank, leg)
         ours = self.worker_keys.judged(engine.server.address, words.status)

@@ -25,8 +25,8 @@ the label of `kvrouter:upstream_errors_total`.
 """
 FOOT: Final = """
 - Another engine is asked only while the client has no content, at most `--retry-max-attempts`
-  times. `/v1/responses` and `/v1/messages` go to another engine only if the first one has not
-  begun. After the first content a stream ends with an error event, or goes on elsewhere with
+  times. `/v1/responses` and `/v1/messages` go to another engine only where it says
+  *always*. After the first content a stream ends with an error event, or goes on elsewhere with
   [`--resume-streams`](stream-failover.md).
 - A prefill leg that has not begun goes to another prefill engine. After other failures, and after a
   refusal, the decode engine computes the prompt, within `--recompute-budget`: the leg's one token
@@ -47,9 +47,7 @@ def failures_page(rows: Iterable[Row] = ROWS) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    again = "yes" if row.again else "no"
-    if row.again and not row.begun:
-        again += ", it has not begun"
+    again = ("yes" if row.begun else "always") if row.again else "no"
     told = f"{row.status}: {row.message}" if row.message else "the engine's status and words"
     if row.retry_after_s is not None:
         told += " `Retry-After`"
