@@ -12,7 +12,7 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import AUTO, Families
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
-from kvrouter.openai.bounded_json import bounded
+from kvrouter.http.bounded_json import bounded
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
+from kvrouter.http.bounded_json import bounded
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
-from kvrouter.openai.bounded_json import bounded
 from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of

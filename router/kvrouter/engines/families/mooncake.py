@@ -27,7 +27,7 @@ from kvrouter.engines.families.base import LegOrder, Rendezvous
 from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.pages import EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
-from kvrouter.openai.bounded_json import bounded
+from kvrouter.http.bounded_json import bounded
 
 BOOTSTRAP_PORT: Final = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""

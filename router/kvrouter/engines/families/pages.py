@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from kvrouter.openai.bounded_json import bounded
+from kvrouter.http.bounded_json import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,7 +27,7 @@ from kvrouter.engines.families.parameter_table import (
     Treatment,
 )
 from kvrouter.engines.families.parameters import VLLM, steering
-from kvrouter.openai.bounded_json import bounded
+from kvrouter.http.bounded_json import bounded
 
 if TYPE_CHECKING:
     from kvrouter.openai.request import Request

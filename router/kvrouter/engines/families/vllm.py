@@ -19,7 +19,7 @@ from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
-from kvrouter.openai.bounded_json import bounded
+from kvrouter.http.bounded_json import bounded
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.identity.chain import HASH_BYTES
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from kvrouter.http.bounded_json import bounded
 from kvrouter.membership.kubernetes.engines import NOTHING, Named, Odd, one_of_each
 from kvrouter.membership.kubernetes.objects import Bookmark, Event, Page, Status
-from kvrouter.openai.bounded_json import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

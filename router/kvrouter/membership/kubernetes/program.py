@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from kvrouter.http.bounded_json import bounded
 from kvrouter.membership.kubernetes.api import ApiFailed
 from kvrouter.membership.kubernetes.credentials import Credentials, bearer, with_key
-from kvrouter.openai.bounded_json import bounded
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:

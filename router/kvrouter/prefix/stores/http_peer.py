@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from kvrouter.http.bounded_json import bounded
 from kvrouter.membership.bounded_answer import read_bounded
-from kvrouter.openai.bounded_json import bounded
 from kvrouter_store.errors import KVStoreError, StoreRefused, StoreUnavailable
 from kvrouter_store.system_errors import reason_of
 
