@@ -28,7 +28,10 @@ prompt, and first tokens on a GPU (Python 280; words 190), nodes that leave the 
 change again and again, clusters of Redis without one master, and hangs that went unnoticed
 (Python 300, of which 10 in the request path, C++ 10; words 160), what newcomers missed with tiers,
 several hosts, LMCache and Mooncake (words 800), memory that a device registers once, and what
-LMCache's coordinator does not know (Python 350).
+LMCache's coordinator does not know (Python 350), the life of engines, one table of failures,
+comments to clients that wait, room for many hits at once, bounds of what peers send, and a server
+of our own in place of two frameworks' (Python 3,200, of which 120 in the request path, C++ 650;
+words 1,100).
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +42,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUTER = ROOT / "router/kvrouter"
-WRITTEN_BY_PROGRAMS = {"configuration.md", "doctor-checks.md", "metrics.md", "parameters.md"}
+WRITTEN_BY_PROGRAMS = {
+    "configuration.md",
+    "doctor-checks.md",
+    "failures.md",
+    "metrics.md",
+    "parameters.md",
+}
 
 REQUEST_PATH = """
 openai/request.py
@@ -118,12 +127,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 52_150),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 55_350),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_700),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_120),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_350),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_240),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 33_830),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 34_930),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
