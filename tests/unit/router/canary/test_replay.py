@@ -34,6 +34,7 @@ class Replaying:
         self.pause_s = 0.0
         self.looks: asyncio.Queue[float] = asyncio.Queue()
         self.deadlines = SimpleNamespace(idle_s=1.0)
+        self.worker_keys = SimpleNamespace(judged=lambda *_: False)
 
     def replays(self, below_requests: int = 1) -> CanaryReplays:
         family: Any = SimpleNamespace(isolated_body=lambda request, **_: request.body)
@@ -54,10 +55,10 @@ class Replaying:
         request = parse(BODY, "completion", 1)
         return Sample("id", request, "m", self.engine, None, b"", None, (1, 2, 3), self.clock())
 
-    async def forward(self, engine: Engine, *_: object) -> Any:
+    async def send(self, engine: Engine, *_: object) -> Any:
         assert engine is self.engine
         self.asked += 1
-        return SimpleNamespace(status=200, read=self._read)
+        return SimpleNamespace(status=200, coding=None, read=self._read)
 
     async def _read(self, *_: object) -> bytes:
         return ANSWER
