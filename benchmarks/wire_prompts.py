@@ -120,7 +120,10 @@ def fill_store(url: str, chains: list[list[int]]) -> int:
 
 
 class KvEvents:
-    """KV events of the mock engines: all prompts at the start, then a trickle of new blocks."""
+    """KV events of the mock engines: all prompts at the start, then a trickle of new blocks.
+
+    For the running loop.
+    """
 
     def __init__(self, endpoint: str, engines: list[str]) -> None:
         self._publishers = [

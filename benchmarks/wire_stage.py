@@ -4,6 +4,7 @@ Our router and the peers have the same engines and the same load; peers get text
 instead of token ids.
 """
 
+import asyncio
 import json
 import subprocess
 import threading
@@ -346,23 +347,26 @@ def _peer(scene: Scene, engines: list[str], name: str, peer: peers.Peer) -> Rout
 @contextmanager
 def _kv_events(url: str, engines: list[str], chains: list[list[int]]) -> Iterator[None]:
     """Publish all prompts once, then new blocks all the time, as working engines do."""
-    events = KvEvents(url, engines)
     stop = threading.Event()
 
-    def publish() -> None:
-        stop.wait(0.5)  # a subscriber joins late; what is lost before is lost in life as well
-        events.announce(chains)
-        while not stop.wait(TRICKLE_S):
-            events.trickle()
+    async def publish() -> None:
+        events = KvEvents(url, engines)
+        try:
+            await asyncio.sleep(0.5)  # a subscriber joins late; what is lost before is lost in life
+            events.announce(chains)
+            while not stop.is_set():
+                await asyncio.sleep(TRICKLE_S)
+                events.trickle()
+        finally:
+            events.close()
 
-    thread = threading.Thread(target=publish, name="kv-events")
+    thread = threading.Thread(target=asyncio.run, args=(publish(),), name="kv-events")
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-        events.close()
 
 
 def _asked(router: Router, body: str) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import HttpServer
 
 _LINGER_S = 2.0
+_PLACE_S = 0.25
+"""In which a connection too many may find a place: those who left may not have been noticed yet."""
 _CROWDED = RequestRefusal(503, "the server takes no more connections; try again", 1)
 _FULL = RequestRefusal(503, "The memory for request bodies is full; try again.", 1)
 
@@ -48,6 +50,7 @@ class Connection(asyncio.Protocol):
     _held: list[bytes] = field(default_factory=list)
     _held_bytes: int = 0
     _lingers: bool = False  # whether to close only when the client has read the last answer
+    _waits: bool = False  # for a place: there was none when it came
     _paused: bool = False
     _stalled_bytes: int = 0
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
@@ -59,21 +62,26 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection, or refuse it with a 503."""
+        """Admit the connection; one too many waits until its client says something."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
-        if not self.server.add(self):
-            self._deny(_CROWDED)
-            return
+        if self.server.add(self):
+            self._admitted()
+        else:
+            self._waits, self.expires_at = True, self.loop.time() + _LINGER_S
+
+    def _admitted(self) -> None:
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        name = transport.get_extra_info("peername")
+        name = self.transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self._peer = f"{name[0]}:{name[1]}"
         self.expires_at = self.loop.time() + self._limits.idle_timeout_s
 
     def data_received(self, data: bytes) -> None:
         """Feed the reader; complete requests start their handlers from within."""
-        if self._current is None:
+        if self._waits:
+            self._ask_for_place(data)
+        elif self._current is None:
             self._feed(data)
         elif self._reader.phase is not Phase.STOPPED:
             self._held.append(data)
@@ -147,6 +155,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         elif self._current is not None:
             return
+        elif self._waits:
+            self._crowd_out()
         elif self._reader.phase in (Phase.HEAD, Phase.BODY):
             self._deny(RequestRefusal(408, "the request did not arrive in time"))
         else:
@@ -224,6 +234,22 @@ class Connection(asyncio.Protocol):
         due_s = limits.idle_timeout_s if phase is Phase.IDLE else limits.head_timeout_s
         return self.expires_at - due_s
 
+    @property
+    def asks_for_place(self) -> bool:
+        """Whether it was refused, and its client has sent something since."""
+        return self._waits and bool(self._held)
+
+    def take_place(self) -> bool:
+        """Go on as if it had not been refused, if the server has room now."""
+        if not self.server.admit(self):
+            return False
+        self._waits = False
+        self._admitted()
+        held, self._held_bytes = b"".join(self._held), 0
+        self._held.clear()
+        self._feed(held)
+        return True
+
     def give_way(self) -> None:
         """Close, for others need its place: the answer to what it may send is a 503."""
         self._deny(_CROWDED)
@@ -244,6 +270,19 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     # -- inside
+
+    def _ask_for_place(self, data: bytes) -> None:
+        """Take a place that has come free since, or that does within a moment; else the 503."""
+        if not self._held:
+            self.expires_at = self.loop.time() + _PLACE_S
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if not self.take_place() and self._held_bytes > self._limits.pipelined_bytes:
+            self._crowd_out()
+
+    def _crowd_out(self) -> None:
+        self._waits = False
+        self._deny(_CROWDED)
 
     def _feed(self, data: bytes) -> None:
         refusal = self._reader.feed(data)

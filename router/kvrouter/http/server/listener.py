@@ -172,13 +172,20 @@ class HttpServer:
     def add(self, connection: Connection) -> bool:
         """Note a new connection; False: there are too many, or the server has stopped.
 
-        One that is refused may stay for a moment, until its client has read why.
+        One that is refused may stay for a moment, until its client has read why; see `admit`.
         """
         if self._timer is not None:
             self._timer.add(connection)
+        if self.admit(connection):
+            return True
+        self._bear(connection)
+        return False
+
+    def admit(self, connection: Connection) -> bool:
+        """As `add`, of one that may have been refused: others may have left since."""
         if self._stopped or not self._has_room():
-            self._bear(connection)
             return False
+        self._refused.pop(connection, None)
         self._connections.add(connection)
         self._empty.clear()
         return True
@@ -191,6 +198,9 @@ class HttpServer:
             self._timer.discard(connection)
         if not self._connections:
             self._empty.set()
+        asking = next((each for each in self._refused if each.asks_for_place), None)
+        if asking is not None:
+            asking.take_place()
 
     def date(self) -> bytes:
         """The `date` header line of RFC 9110 6.6.1, made once per second."""

@@ -351,9 +351,24 @@ async def test_too_many_connections_are_told_so(serve: Serve, dial: Dial) -> Non
     first.send(GET)
     await first.answer()
     second = await dial(server)
+    second.send(GET)
     assert (await second.answer())[0] == 503
     first.send(GET)
     assert (await first.answer())[0] == 200
+
+
+async def test_a_request_too_many_takes_a_place_that_comes_free(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello, connections=1)
+    first, second = await dial(server), await dial(server)
+    first.send(GET)
+    await first.answer()
+    second.send(GET[:9])
+    while not server.refused:
+        await asyncio.sleep(0)
+    first.writer.close()
+    second.send(GET[9:])
+    assert (await second.answer())[0] == 200
+    assert (server.connections, server.refused) == (1, 0)
 
 
 async def busy(exchange: Exchange) -> None:
@@ -384,7 +399,9 @@ async def test_a_request_too_many_reads_why_and_no_reset(serve: Serve, dial: Dia
 async def test_only_so_many_of_the_refused_stay_for_a_moment(serve: Serve, dial: Dial) -> None:
     server = await holding(serve, dial, refused=2)
     for count in (1, 2, 2, 2):
-        assert (await (await dial(server)).answer())[0] == 503
+        wire = await dial(server)
+        wire.send(GET)
+        assert (await wire.answer())[0] == 503
         assert server.refused == count
 
 
