@@ -14,7 +14,7 @@ from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
 from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text, until
 from tests.integration.router.test_failures import answering
-from tests.integration.router.test_passthrough import offer, saying
+from tests.integration.router.test_passthrough import offer
 from tests.unit.router.admission.test_tenants import request
 
 from kvrouter.app.process import leave
@@ -278,16 +278,19 @@ async def still(exchange: Exchange) -> None:
     exchange.respond(200, b"vllm:generation_tokens_total 5.0\n", content_type="text/plain")
 
 
+BAD_GATEWAY = answering(b"", "text/plain", 502)
+
+
 @proves("retry_max_attempts")
 async def test_as_many_engines_are_asked_as_was_said_last(site: Open) -> None:
     here = await site(0, 4, health_interval_s=60.0, cb_failure_threshold=100)
     for engine in here.decode:
-        engine.mode = "500"
+        engine.pages["/v1/completions"] = BAD_GATEWAY
     for attempts in (1, 2, 4):
-        before = sum(len(engine.requests) for engine in here.decode)
+        before = sum(len(engine.posted) for engine in here.decode)
         change(here, retry_max_attempts=attempts)
         assert (await here.post(text()))[0] == 503
-        assert sum(len(engine.requests) for engine in here.decode) == before + attempts
+        assert sum(len(engine.posted) for engine in here.decode) == before + attempts
 
 
 @pytest.mark.parametrize(("attempts", "status"), [(1, 429), (2, 200)])
@@ -309,7 +312,7 @@ async def test_other_endpoints_are_tried_on_as_many_engines_as_was_said(
     site: Open, attempts: int, asked: int
 ) -> None:
     here = await site(0, 4, retry_max_attempts=attempts, health_interval_s=60.0)
-    offer(here.decode, saying(500, {}))
+    offer(here.decode, BAD_GATEWAY)
     assert (await here.post({"model": "m", "input": "a"}, "/v1/embeddings"))[0] == 503
     assert sum(len(engine.posted) for engine in here.decode) == asked
 
@@ -318,7 +321,7 @@ async def test_other_endpoints_are_tried_on_as_many_engines_as_was_said(
 async def test_breakers_open_after_and_for_as_long_as_was_said_last(site: Open) -> None:
     here = await site(0, 1, retry_max_attempts=1, health_interval_s=60.0, cb_failure_threshold=100)
     (engine,) = here.app.core.pool.engines(Role.DECODE)
-    here.decode[0].mode = "500"
+    here.decode[0].pages["/v1/completions"] = BAD_GATEWAY
     for _ in range(5):
         await here.post(text())
     assert here.app.core.pool.state(engine) is BreakerState.CLOSED

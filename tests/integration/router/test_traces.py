@@ -156,7 +156,7 @@ async def test_an_attempt_that_failed_is_a_span_with_its_error(
 ) -> None:
     here = await site(1, 2, otlp_traces_endpoint=taker.url)
     here.decode[0].mode = here.decode[1].mode = "500"
-    assert (await here.post(text()))[0] == 503
+    assert (await here.post(text()))[0] == 500
     await here.app.close()
     request, *rest = await taker.trace_of()
     attempts = [span for span in rest if span.name == "kvrouter.decode"]
