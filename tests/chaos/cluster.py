@@ -23,7 +23,8 @@ KV_BYTES_PER_TOKEN = 256
 ROLES = {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"}
 LINKED = ("prefill-1", "decode-1")
 """Engines that the router, and the store, reach over links."""
-REQUEST_TIMEOUT_S = 4.0
+REQUEST_TIMEOUT_S = 10.0
+"""Longer than an engine may be silent: one that is late and lives ends the request."""
 ADMIN_JSON = {"content-type": "application/json"}
 
 
