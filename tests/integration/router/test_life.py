@@ -213,7 +213,7 @@ async def test_an_engine_that_stalled_joins_again_when_its_core_computes(fleet: 
 
 async def test_legs_of_an_engine_that_is_back_at_once_end_all_the_same(fleet: Open) -> None:
     here = await fleet()
-    stream = asyncio.create_task(here.ask(stream=True))
+    stream = asyncio.create_task(here.ask(stream=True, max_tokens=1000))
     at = await here.busy(begun=True)
     engine = here.engine(at)
     here.links[at].stall()
