@@ -56,7 +56,7 @@ def load_settings(command: Command, args: list[str]) -> Loaded[Any]:
 
 def complain(sentence: str) -> int:
     """Print `sentence` on stderr; returns the exit code for wrong use."""
-    print(sentence, file=sys.stderr)
+    sys.stderr.write(f"{sentence}\n")  # at once: the log is written by another thread
     return 2
 
 

@@ -70,11 +70,11 @@ def run(
     try:
         asyncio.run(_serve(settings, http, opens))
     except StartRefused as error:
-        print(f"kvrouter store: {error}", file=sys.stderr)
+        sys.stderr.write(f"kvrouter store: {error}\n")
         return 2
     except (OSError, MemoryError) as error:
         of_disk = refusal(settings, error) if isinstance(error, OSError) else None
-        print(f"kvrouter store: {of_disk or _remedy(settings, error)}", file=sys.stderr)
+        sys.stderr.write(f"kvrouter store: {of_disk or _remedy(settings, error)}\n")
         return 2
     return 0
 

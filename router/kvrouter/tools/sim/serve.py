@@ -286,7 +286,7 @@ async def _serve(settings: SimSettings) -> int:
         why = f"--store-transport rdma: {problem}"
     finally:
         await server.close()
-    print(f"kvrouter sim: {why}", file=sys.stderr)
+    sys.stderr.write(f"kvrouter sim: {why}\n")
     return 2
 
 
