@@ -30,7 +30,7 @@ change again and again, clusters of Redis without one master, and hangs that wen
 several hosts, LMCache and Mooncake (words 800), memory that a device registers once, and what
 LMCache's coordinator does not know (Python 350), the life of engines, one table of failures,
 comments to clients that wait, room for many hits at once, bounds of what peers send, and a server
-of our own in place of two frameworks' (Python 3,200, of which 120 in the request path, C++ 650;
+of our own in place of two frameworks' (Python 3,250, of which 120 in the request path, C++ 650;
 words 1,100).
 """
 
@@ -127,7 +127,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 55_350),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 55_400),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_350),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_240),
