@@ -39,6 +39,9 @@ class Fleet:
     def held(self) -> dict[str, Held]:
         return {name: held(child.pid) for name, child in self.processes.items()}
 
+    def doors_of(self, process: str) -> list[str]:
+        return [door for name, door in self.doors.items() if name.split()[0] == process]
+
     async def start(self, name: str, *flags: str) -> Child:
         child = await self.children.start(name, *flags, program=TIED)
         self.processes[name] = child

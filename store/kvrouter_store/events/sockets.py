@@ -19,6 +19,8 @@ REST_S: Final = 0.005
 """Between two turns. Messages that come meanwhile are taken together: engines send one per step."""
 TURN_S: Final = 0.003
 """After so long other callbacks of the loop run."""
+_READABLE: Final = int(zmq.POLLIN)
+"""An enumeration's `&` takes as long as the question itself."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class Inbox:
         """
         if self._closed:
             return False
-        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
             self._loop.add_reader(self._fd, self._wake)
             return False
         frames = self.socket.recv_multipart(zmq.NOBLOCK)
