@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from kvrouter.errors import ApiError, speaks_anthropic
+from kvrouter.http.bounded_json import bounded
 from kvrouter.openai.endpoints import RESPONSES
 from kvrouter.openai.sse import error_events, last_events
 
@@ -16,7 +17,7 @@ def refusal_events(status: int, body: bytes, path: str = "") -> bytes:
     """
     error = ApiError(status, f"The engine answers {status}.")
     try:
-        told = orjson.loads(body)
+        told = orjson.loads(bounded(body))
         given = told["error"]
         error.message = str(given["message"])
         error.param, error.code = given.get("param"), given.get("code") or status

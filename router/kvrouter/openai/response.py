@@ -7,6 +7,7 @@ from typing import Final
 
 import orjson
 
+from kvrouter.http.bounded_json import bounded, read_answer
 from kvrouter.openai.sse import map_data
 
 PromptUsage = tuple[int | None, int]
@@ -24,9 +25,7 @@ TRANSFERS: Final = frozenset(
 """Members of answers that only router and engines use."""
 MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
 """Ends of the names of all members that `tidy_events` changes; they begin with the same byte."""
-_TRANSFER: Final = re.compile(
-    rb'"(?:(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room))":'
-)
+_NAMES: Final = tuple(b'"%b":' % name.encode() for name in sorted(TRANSFERS))
 _CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
 _NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
@@ -51,20 +50,17 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
         found = _CACHED.search(body)
         if found is not None and int(found[1]) != cached_tokens:
             body = b"%b%d%b" % (body[: found.start(1)], cached_tokens, body[found.end(1) :])
-    transfer = _transfer(body)
-    if transfer is None:
+    at = _transfer(body)
+    if at < 0:
         return body
-    cut = _without_last(body, transfer.start())
-    return _without_transfers(body) if cut is None else cut
+    return _without_last(body, at) or _without_transfers(body)
 
 
 def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
     """The same of whole events of a stream."""
     if cached_tokens is not None and b'"cached_tokens"' in data:
         data = _CACHED.sub(lambda found: _with_count(found, cached_tokens), data)
-    if _transfer(data) is None:
-        return data
-    return map_data(data, _without_transfers)
+    return map_data(data, _without_transfers) if _may_transfer(data) else data
 
 
 def _with_count(found: re.Match[bytes], tokens: int) -> bytes:
@@ -72,16 +68,19 @@ def _with_count(found: re.Match[bytes], tokens: int) -> bytes:
     return b"%b%d%b" % (whole[: found.start(1) - found.start(0)], tokens, whole[end:])
 
 
-def _transfer(body: bytes) -> re.Match[bytes] | None:
-    if b'_params":' not in body and b'"bootstrap_' not in body:  # sooner than the expression
-        return None
-    return _TRANSFER.search(body)
+def _transfer(body: bytes) -> int:
+    names = _NAMES if _may_transfer(body) else ()
+    return min((at for name in names if (at := body.find(name)) >= 0), default=-1)
+
+
+def _may_transfer(body: bytes) -> bool:
+    return b'_params":' in body or b'"bootstrap_' in body  # sooner than each name
 
 
 def _without_transfers(body: bytes) -> bytes:
-    """The JSON object without its transfer parameters; itself if it has none."""
+    """The JSON object without its transfer parameters; itself if it has none, or is too much."""
     try:
-        answer = orjson.loads(body)
+        answer = read_answer(body) if _may_transfer(body) else None
     except ValueError:
         return body
     if not isinstance(answer, dict):
@@ -103,7 +102,7 @@ def _without_last(body: bytes, at: int) -> bytes | None:
     if not head.endswith(b",") or not body.rstrip().endswith(b"}"):
         return None
     try:
-        last = orjson.loads(b"{" + body[at:])
+        last = orjson.loads(bounded(b"{" + body[at:]))
     except ValueError:
         return None
     return None if last.keys() - TRANSFERS else head[:-1] + b"}"

@@ -16,6 +16,8 @@ DONE: Final = b"[DONE]"
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 8 << 20
 """An event that grows longer than this before its end is no event."""
+MAX_LINES: Final = 12_000
+"""Of events that are read one by one: only strangers send more at once, which pass as one."""
 BOM: Final = b"\xef\xbb\xbf"
 _ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _LONGEST_END: Final = 4
@@ -59,8 +61,9 @@ def map_data(events: bytes, change: Callable[[bytes], bytes | None]) -> bytes:
     """
     kept: list[bytes] = []
     dropped = False
-    for line in events.split(b"\n"):
-        if line.startswith(b"data:"):
+    lines = events.split(b"\n", MAX_LINES)
+    for line in lines:
+        if line.startswith(b"data:") or (line is lines[-1] and len(lines) > MAX_LINES):
             data = line[5:].strip()
             changed = change(data)
             dropped = changed is None

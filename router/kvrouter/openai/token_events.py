@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from kvrouter.http.bounded_json import read_answer, read_event
 from kvrouter.openai import sse
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class SentTokens:
     def rewrite_answer(self, body: bytes) -> bytes:
         """An answer that came whole, as the client may see it."""
         try:
-            answer = orjson.loads(body)
+            answer = read_answer(body)
             (choice,) = answer["choices"]
             self.tokens += choice["token_ids"]
         except (ValueError, TypeError, KeyError):
@@ -133,7 +134,7 @@ class SentTokens:
             self.done = True
             return data
         try:
-            event = orjson.loads(data)
+            event = read_event(data)
             if "error" in event and self._fails(event["error"], data):
                 return None
             return orjson.dumps(event) if self._take(event) else None

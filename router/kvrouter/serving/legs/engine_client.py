@@ -150,7 +150,7 @@ class EngineClient(Judge):
         """
         try:
             answer = await self.send(engine, path, fields, body, deadlines)
-            return answer.status, await answer.read(MAX_ANSWER_BYTES, deadlines.idle_s)
+            return answer.status, await answer.read(KEPT_BYTES, deadlines.idle_s)
         except UpstreamError as error:
             raise OSError(str(error)) from None
 

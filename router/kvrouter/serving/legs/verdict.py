@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from kvrouter.errors import ApiError
+from kvrouter.http.bounded_json import bounded
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import JSON
@@ -76,7 +77,7 @@ def look(data: bytes) -> None:
     if b'"choices"' in data:
         return  # text or token ids, but no error
     try:
-        answer = orjson.loads(data)
+        answer = orjson.loads(bounded(data))
     except ValueError:
         return
     code = _code(answer) if isinstance(answer, dict) else None
