@@ -25,7 +25,7 @@ from kvrouter_store._core import (
 from kvrouter_store.client.asyncio_link import AsyncLink
 from kvrouter_store.client.batches import check_upto, questions
 from kvrouter_store.client.manifest_ids import encode_register
-from kvrouter_store.client.results import Match, RegisteredManifest, there, understood
+from kvrouter_store.client.results import Match, RegisteredManifest, next_page, there, understood
 from kvrouter_store.connection.address import Address, nearer_path, parse_url
 from kvrouter_store.connection.asyncio_tls import asyncio_context, tls_reason
 from kvrouter_store.connection.channel import Registration
@@ -168,12 +168,14 @@ class AsyncStoreClient:
     async def manifests(self) -> list[RegisteredManifest]:
         """What is registered with the node, and by which living engines."""
         found: list[RegisteredManifest] = []
-        page = await self._ask(ManifestsReply, _core.encode_manifests)
-        while page.more and page.manifests:
-            found += understood(page.manifests)
-            after = page.manifests[-1].manifest_id
+        after: int | None = 0
+        while after is not None:
             page = await self._ask(ManifestsReply, _core.encode_manifests, after)
-        return found + understood(page.manifests)
+            for info in page.manifests:
+                found += understood([info])
+                await asyncio.sleep(0)  # a document takes milliseconds
+            after = next_page(page, after)
+        return found
 
     async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
         """How many leading blocks the node has in full, and where.

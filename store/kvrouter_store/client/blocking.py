@@ -38,6 +38,7 @@ from kvrouter_store.client.results import (
     PutResult,
     RegisteredManifest,
     SharingRefusal,
+    next_page,
     there,
     understood,
 )
@@ -139,12 +140,12 @@ class StoreClient:
 
         def action(channel: Channel) -> list[RegisteredManifest]:
             found: list[RegisteredManifest] = []
-            page = channel.ask(ManifestsReply, deadline, _core.encode_manifests)
-            while page.more and page.manifests:
-                found += understood(page.manifests)
-                after = page.manifests[-1].manifest_id
+            after: int | None = 0
+            while after is not None:
                 page = channel.ask(ManifestsReply, deadline, _core.encode_manifests, after)
-            return found + understood(page.manifests)
+                found += understood(page.manifests)
+                after = next_page(page, after)
+            return found
 
         return self._executor.run(Access.READ, deadline, action)
 

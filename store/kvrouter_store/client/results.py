@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply, StatusesReply
+from kvrouter_store._core import (
+    BlockStatus,
+    ManifestInfo,
+    ManifestsReply,
+    MatchReply,
+    StatusesReply,
+)
 from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.block import Manifest
 
@@ -81,6 +87,12 @@ class PutResult(NamedTuple):
 def there(reply: StatusesReply) -> list[bool]:
     """Of each block that was asked about, whether the node has it."""
     return [status == BlockStatus.EXISTS for status in reply.statuses]
+
+
+def next_page(page: ManifestsReply, after: int) -> int | None:
+    """After which id the page that follows begins; None: none does."""
+    last = page.manifests[-1].manifest_id if page.manifests else after
+    return last if page.more and last > after else None
 
 
 def understood(infos: Iterable[ManifestInfo]) -> list[RegisteredManifest]:

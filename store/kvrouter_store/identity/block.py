@@ -18,6 +18,7 @@ from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.layout import Layout
 
 DOCUMENT_VERSION = 1
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def canonical_json(value: object) -> bytes:
@@ -150,7 +151,7 @@ class Manifest:
             spec["groups"] = tuple(spec["groups"])
             spec["adapters"] = tuple(spec["adapters"])
             manifest = cls(CacheSpec(**spec), tuple(_part(item) for item in tree["parts"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise BadDocument(f"not a manifest: {error!r}") from error
         return manifest
 

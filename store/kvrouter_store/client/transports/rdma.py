@@ -34,7 +34,7 @@ def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockS
 
         def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
             with _ending(channel):
-                remote.write(keys, segments, indices, offsets, deadline)
+                remote.write(remote.copies(keys, segments, indices, offsets), deadline)
             return segments.digests(indices) if channel.hello.digests else [0] * len(indices)
 
         return put_reserved(channel, transfer, deadline, copy_in)
@@ -53,7 +53,7 @@ def get_into(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[B
             indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
         ) -> Sequence[bool]:
             with _ending(channel):
-                remote.read(keys, segments, indices, offsets, deadline)
+                remote.read(remote.copies(keys, segments, indices, offsets), deadline)
             if crcs is None:
                 return [True] * len(indices)
             found = segments.digests(indices)
