@@ -214,6 +214,6 @@ def test_a_resolver_is_an_address_with_or_without_a_port(
 
 
 def test_without_dnspython_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dns.asyncresolver", None)
+    monkeypatch.setitem(sys.modules, "dns.resolver", None)
     with pytest.raises(ValueError, match=r"pip install 'kvrouter\[dns\]'"):
         make_source("dns://name:80?role=decode")

@@ -31,6 +31,8 @@ RETRY_S: Final = 0.25
 MAX_TTL_S: Final = 3600.0
 _KEYS_AT_A_TIME: Final = 256
 _ENTRY_BYTES: Final = 4096
+_NAME_BYTES: Final = 400
+"""Of an address with its label; what is longer is none."""
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +141,8 @@ class RedisSource:
         """All entries by address; RedisFailed: they cannot be read."""
         # Not SMEMBERS and MGET: a set or a value of any size would keep the event loop.
         members = await link.call("SRANDMEMBER", self._keys.engines, MAX_MEMBERS + 1)
-        named = sorted(member.decode("utf-8", "replace") for member in members)
+        short = (member for member in members if len(member) <= _NAME_BYTES)
+        named = sorted(member.decode("utf-8", "replace") for member in short)
         entries: dict[str, EngineEntry] = {}
         for at in range(0, len(named), _KEYS_AT_A_TIME):
             some = named[at : at + _KEYS_AT_A_TIME]
