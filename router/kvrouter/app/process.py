@@ -13,6 +13,7 @@ import uvloop
 from kvrouter.app.build import build
 from kvrouter.app.drain import drain
 from kvrouter.app.reload import Reload
+from kvrouter.http.server.large_blocks import return_large_blocks
 from kvrouter.prefix.tokenize import TokenizerUnavailable
 from kvrouter.telemetry import request_log
 from kvrouter_store.descriptors import raise_limit
@@ -41,6 +42,7 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
         OSError: an address cannot be bound.
     """
     limit = raise_limit()
+    return_large_blocks()
     lines, writer = request_log.set_up(settings.log_level, settings.log_format)
     log.info("%s", limit)
     if lack := settings.lack:

@@ -18,6 +18,7 @@ import uvloop
 
 from kvrouter.errors import ApiError
 from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.large_blocks import return_large_blocks
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import RouteTable
@@ -294,6 +295,7 @@ def run(settings: SimSettings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(message)s")
     log.info("%s", raise_limit())
+    return_large_blocks()
     if few := lack(MOST_CLIENTS, 1):
         log.warning("%s", few)
     return uvloop.run(_serve(settings))
