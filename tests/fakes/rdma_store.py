@@ -80,7 +80,7 @@ def overwrite_over_rdma(
         held = channel.ask(AcquireReply, deadline, _core.encode_acquire, *names)
         source = Segments.over(bytearray(data), len(data))
         with remote.memory.held(source, [0]) as keys:
-            remote.write(keys, source, [0], [held.offsets[0]], deadline)
+            remote.write(remote.copies(keys, source, [0], [held.offsets[0]]), deadline)
 
 
 if __name__ == "__main__":

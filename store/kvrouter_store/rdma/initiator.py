@@ -49,28 +49,12 @@ class RemotePool:
     def __post_init__(self) -> None:
         self._closed = False
 
-    def write(
-        self,
-        keys: MemoryKeys,
-        segments: Segments,
-        indices: Sequence[int],
-        offsets: Sequence[int],
-        deadline: Deadline,
-    ) -> None:
-        """Copy blocks to these offsets of the pool. Raises TransferFailed, DeadlineExceeded."""
-        copies = self.copies(keys, segments, indices, offsets)
+    def write(self, copies: Sequence[Copy], deadline: Deadline) -> None:
+        """Copy blocks into the pool. Raises TransferFailed, DeadlineExceeded."""
         self.queue_pair.write(copies, deadline, self.cut)
 
-    def read(
-        self,
-        keys: MemoryKeys,
-        segments: Segments,
-        indices: Sequence[int],
-        offsets: Sequence[int],
-        deadline: Deadline,
-    ) -> None:
-        """Copy to blocks from these offsets of the pool. Raises as `write`."""
-        copies = self.copies(keys, segments, indices, offsets)
+    def read(self, copies: Sequence[Copy], deadline: Deadline) -> None:
+        """Copy out of the pool, by `copies` too. Raises as `write`."""
         self.queue_pair.read(copies, deadline, self.cut)
 
     def copies(
@@ -190,7 +174,7 @@ class Initiator:
             try:
                 queue_pair.connect(endpoint)
                 with memory.held(self._line, [0]) as keys:
-                    remote.read(keys, self._line, [0], [0], deadline)
+                    remote.read(remote.copies(keys, self._line, [0], [0]), deadline)
             except TransferFailed as failure:
                 raise NotAttached(
                     f"no byte comes over RDMA ({device.name}, {failure}): the devices here and at "

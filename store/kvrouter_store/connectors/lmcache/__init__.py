@@ -4,17 +4,12 @@ LMCache takes the class from this package by its name. Only then is its module i
 LMCache.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvrouter_store.connectors import once_asked
 
 if TYPE_CHECKING:
     from kvrouter_store.connectors.lmcache.adapter import KVStoreL2
 
 __all__ = ["KVStoreL2"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "KVStoreL2":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kvrouter_store.connectors.lmcache.adapter import KVStoreL2  # noqa: PLC0415
-
-    return KVStoreL2
+__getattr__ = once_asked(__name__, "adapter", "KVStoreL2")

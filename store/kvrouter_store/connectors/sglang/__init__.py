@@ -4,17 +4,12 @@ SGLang takes the class from this package by its name. Only then is its module im
 SGLang.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvrouter_store.connectors import once_asked
 
 if TYPE_CHECKING:
     from kvrouter_store.connectors.sglang.backend import KVStoreHiCache
 
 __all__ = ["KVStoreHiCache"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "KVStoreHiCache":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kvrouter_store.connectors.sglang.backend import KVStoreHiCache  # noqa: PLC0415
-
-    return KVStoreHiCache
+__getattr__ = once_asked(__name__, "backend", "KVStoreHiCache")
