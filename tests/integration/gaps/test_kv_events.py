@@ -11,11 +11,14 @@ import msgspec
 import pytest
 import zmq
 from tests.integration.gaps.meter import MOST_S, GapMeter
+from tests.unit.router.conftest import joined
 from tests.unit.router.prefix.events.test_tracker import BLOCK, Wire, make_wire, removed, stored
 
+from kvrouter.engines.engine import Role
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.intake import EventSubscriber
 from kvrouter.prefix.events.messages import MAX_BLOCKS, MAX_EVENTS
+from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter_store.events.sockets import MAX_MESSAGE_BYTES, Turns, open_context
 
@@ -185,3 +188,36 @@ async def resent(publisher: Publisher, before: int) -> None:
         while publisher.wire.tracker.counts["messages"] == before:
             await publisher.send(batch())
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("payload", rows(WITHIN | BEYOND))
+async def test_a_replay_takes_short_turns_too(payload: Payload) -> None:
+    context = open_context()
+    server = context.socket(zmq.ROUTER)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    wire = make_wire(blocks=1_000_000)
+    wire.tracker = tracker = CacheTracker(wire.index, wire.pool.find, wire.pool.domain_of)
+    turns = Turns(tracker.work)
+    tracker.wake = turns.wake
+    replayer = Replayer(context, {"": port}, tracker, turns, answer_s=PATIENCE_S)
+    tracker.replay_with(replayer)
+    message = payload()
+    try:
+        engine = joined(wire.pool, "127.0.0.1:9", Role.PREFILL, block_tokens=BLOCK)
+        wire.index.stored(engine, names(4096))  # touches all its memory
+        tracker.engine_joined(engine)
+        asker = (await asyncio.to_thread(server.recv_multipart))[0]
+        async with GapMeter() as meter:
+            for number in range(2):
+                frames = [asker, b"", b"", struct.pack(">Q", number), message]
+                await asyncio.to_thread(server.send_multipart, frames)
+            await asyncio.to_thread(
+                server.send_multipart, [asker, b"", b"", struct.pack(">q", -1), b""]
+            )
+            async with asyncio.timeout(PATIENCE_S):
+                while (stream := tracker.stream(engine, 0)) is None or stream.asking:
+                    await asyncio.sleep(0.005)
+        assert meter.longest_s < MOST_S
+    finally:
+        replayer.close()
+        context.destroy(linger=0)
