@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.tools.sim.steps import Steps
+from kvrouter.tools.sim.engine import Steps
 
 SECONDS = st.floats(0.001, 10)
 

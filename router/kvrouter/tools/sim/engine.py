@@ -6,6 +6,7 @@
 import asyncio
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -20,7 +21,6 @@ from kvrouter.tools.sim.memory import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
 from kvrouter.tools.sim.requests import GenerateRequest
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.steps import Steps
 from kvrouter.tools.sim.store_link import SimStoreLink, sim_manifest
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.client.blocking import StoreClient
@@ -30,6 +30,28 @@ from kvrouter_store.rdma.initiator import Initiator
 
 Publish = Callable[[list[Event]], None]
 _COPY_THREADS = 4
+
+
+class Steps:
+    """Chunks of prompts that are computed one after the other, each in a step, as in vLLM."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[tuple[float, float]] = deque()
+
+    def begin(self, now_s: float, seconds: float) -> float:
+        """Compute a chunk of so many seconds after the earlier ones; the time when it is done."""
+        while self._chunks and self._chunks[0][1] <= now_s:
+            self._chunks.popleft()
+        begin_s = self._chunks[-1][1] if self._chunks else now_s
+        self._chunks.append((begin_s, begin_s + seconds))
+        return begin_s + seconds
+
+    def token_at(self, due_s: float) -> float:
+        """When a token is ready that is due then: at the end of a chunk that is being computed."""
+        for begin_s, end_s in self._chunks:
+            if begin_s < due_s < end_s:
+                return end_s
+        return due_s
 
 
 class SimEngine:

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -23,14 +23,13 @@ from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import RouteTable
 from kvrouter.openai.request import Kind
-from kvrouter.tools.sim.adapters import Adapters
 from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
 from kvrouter.tools.sim.block_cache import Event
 from kvrouter.tools.sim.engine import SimEngine
 from kvrouter.tools.sim.events import EventPublisher, Faults
 from kvrouter.tools.sim.failures import FailureInjection
 from kvrouter.tools.sim.generation import Generation
-from kvrouter.tools.sim.requests import GenerateRequest, parse_request, parse_tokenize
+from kvrouter.tools.sim.requests import GenerateRequest, json_object, parse_request, parse_tokenize
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.rdma.base import RdmaUnavailable
@@ -44,6 +43,59 @@ _GRACE_S = 1.0
 MOST_CLIENTS: Final = Limits().connections
 
 Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Adapters:
+    """The loaded LoRA adapters: names and paths, by the rules of vLLM's OpenAIServingModels."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The path of each by its name, in the order of loading."""
+        return self._paths
+
+    def find(self, model: str) -> tuple[str, str] | None:
+        """Name and path of the adapter that `model` names, or None."""
+        path = self._paths.get(model)
+        return None if path is None else (model, path)
+
+    def load(self, body: bytes) -> str:
+        """Load the adapter that a request names; vLLM's answer.
+
+        Raises:
+            ApiError: 400: it names none, or without `load_inplace` one that is loaded.
+        """
+        data = json_object(body, _invalid)
+        name, path = data.get("lora_name"), data.get("lora_path")
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._paths and data.get("load_inplace") is not True:
+            raise _invalid(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
+        self._paths[name] = path
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, body: bytes) -> str:
+        """Unload the adapter that a request names; vLLM's answer.
+
+        Raises:
+            ApiError: 400: it names none; 404: it is not loaded.
+        """
+        name = json_object(body, _invalid).get("lora_name")
+        if not (isinstance(name, str) and name):
+            raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
+        if name not in self._paths:
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
+        del self._paths[name]
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, message, kind="InvalidUserInput")
 
 
 class SimServer:

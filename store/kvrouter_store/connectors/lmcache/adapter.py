@@ -12,9 +12,10 @@ store, in threads of the adapter.
 import itertools
 import os
 import platform
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
@@ -26,7 +27,6 @@ from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.lmcache.announced import Announced, Told
 from kvrouter_store.connectors.lmcache.blobs import Blobs
-from kvrouter_store.connectors.lmcache.counts import Counts
 from kvrouter_store.connectors.lmcache.locks import Locks
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory
 from kvrouter_store.connectors.lmcache.names import Manifests, ObjectKey, layout_of, name_of
@@ -41,6 +41,37 @@ log = init_logger(__name__)
 R = TypeVar("R")
 NOTHING_STORED = L2StoreResult(False, 0)
 CHECKED_AT_ONCE = 1024  # objects, with each sign of life of the store
+
+
+Count = Literal[
+    "objects_stored",
+    "objects_not_stored",
+    "objects_looked_up",
+    "objects_found",
+    "objects_loaded",
+    "objects_not_loaded",
+    "objects_corrupt",
+    "tasks_refused",
+    "tasks_failed",
+]
+
+
+class Counts:
+    """Counters by name. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Count] = Counter(dict.fromkeys(get_args(Count), 0))
+        self._lock = threading.Lock()
+
+    def add(self, name: Count, count: int = 1) -> None:
+        """Count more of them."""
+        with self._lock:
+            self._counts[name] += count
+
+    def as_dict(self) -> dict[str, int]:
+        """All counters."""
+        with self._lock:
+            return {str(name): count for name, count in self._counts.items()}
 
 
 class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]

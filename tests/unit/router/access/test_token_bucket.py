@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.access.token_bucket import Bucket
+from kvrouter.access.callers import Bucket
 
 RATES = st.floats(0.01, 10_000)
 BURSTS = st.floats(1, 10_000)

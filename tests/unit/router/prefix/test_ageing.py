@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.prefix import ageing
-from kvrouter.prefix.ageing import STEP_TOKENS, Ageing
-from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix import index as ageing
+from kvrouter.prefix.index import STEP_TOKENS, Ageing, PrefixIndex
 
 if TYPE_CHECKING:
     import pytest

@@ -13,9 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kvrouter.telemetry.tracing.context import Parent
 from kvrouter.telemetry.tracing.otlp import MAX_SPANS, Exporter, resource_of, spans_of
-from kvrouter.telemetry.tracing.trace import Trace
+from kvrouter.telemetry.tracing.trace import Parent, Trace
 
 PATIENCE_S = 30.0
 BATCH = 512

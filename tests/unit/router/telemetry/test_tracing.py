@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from kvrouter.telemetry.tracing.context import Parent, context_lines, read_parent
-from kvrouter.telemetry.tracing.trace import Client, Tracing
+from kvrouter.telemetry.tracing.trace import Client, Parent, Tracing, context_lines, read_parent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE}-{SPAN}-01"
