@@ -104,8 +104,11 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     ) -> tuple[int | None, bool]:
         """As vLLM's. Asks nothing for a request that waits, while nothing comes."""
         request_id, arrivals = request.request_id, self._tier.arrivals
-        context = self.scheduler._req_status[request_id].req_context
+        status = self.scheduler._req_status[request_id]
+        context = status.req_context
         if self._room.waits(request_id) or arrivals.unchanged(context):
+            return None, False
+        if self._asks(status, num_computed_tokens):
             return None, False
         compute_s = self._pace.seconds(request.num_tokens - num_computed_tokens)
         self._room.begin(request_id, context, compute_s)
@@ -118,6 +121,17 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             arrivals.forget(context)
             self._room.decided(request_id, loads=bool(matched[0]))
         return matched
+
+    def _asks(self, status: Any, computed: int) -> bool:
+        """Whether the store has yet to tell what it has of a request. It is asked for all of it."""
+        if status.max_load_tokens == 0 or status.req.skip_reading_prefix_cache:
+            return False
+        status.update_offload_keys()
+        groups = zip(self.scheduler.config.kv_group_configs, status.group_states, strict=True)
+        keys = (s.offload_keys[computed // c.tokens_per_chunk :] for c, s in groups)
+        absent = (key for some in keys for key in self.scheduler.manager.absent(some))
+        asks: bool = self._tier.lookups.asks(absent, status.req_context)
+        return asks
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM's, which holds what it loads. All else that the request held is given up.

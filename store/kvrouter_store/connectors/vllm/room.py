@@ -43,8 +43,8 @@ class Memory(Protocol):
     def free(self) -> int:
         """Chunks that are free, or may be evicted."""
 
-    def state(self, key: bytes) -> Chunk:
-        """Where a chunk is."""
+    def states(self, keys: Iterable[bytes]) -> list[Chunk]:
+        """Where each of these chunks is."""
 
     def pin(self, keys: Collection[bytes], context: Any) -> None:
         """Let chunks that are there not be evicted."""
@@ -106,8 +106,8 @@ class Room:
             claim.waited_s += now - claim.since  # it could have been computed in this step
         if claim.waited_s > max(LEAST_WAIT_S, claim.compute_s):
             self._give_up(claim)
-        while claim.open and self._memory.state(claim.open[-1]) is not Chunk.COMING:
-            claim.open.pop()
+        if claim.open and self._memory.states(claim.open[-1:]) != [Chunk.COMING]:
+            claim.open = self._those(claim.open, Chunk.COMING)
         if claim.over or not (claim.queued or claim.open):
             return False
         self._defer(claim, now)
@@ -212,8 +212,8 @@ class Room:
         return max(0, self._memory.free - others)
 
     def _fits(self, claim: _Claim) -> bool:
-        states = [self._memory.state(key) for key in claim.keys]
-        need = claim.unknown + sum(each in {Chunk.ABSENT, Chunk.IDLE} for each in states)
+        states = self._memory.states(claim.keys)
+        need = claim.unknown + states.count(Chunk.ABSENT) + states.count(Chunk.IDLE)
         free = self._free(claim)
         if any(each.admitted for each in self._claims.values()):
             free -= self._memory.chunks // STORES_SHARE
@@ -223,8 +223,10 @@ class Room:
         """Pin what is there, bring what there is room for, and deny the rest."""
         claim.admitted, claim.queued = True, False
         self._pin(claim, claim.keys)
-        absent = [key for key in claim.keys if self._memory.state(key) is Chunk.ABSENT]
-        absent = [key for key in absent if key not in claim.denied]
+        coming = self._those(claim.keys, Chunk.COMING)
+        absent = self._those(claim.keys, Chunk.ABSENT)
+        if claim.denied:
+            absent = [key for key in absent if key not in claim.denied]
         free = self._free(claim)
         bring = absent[:free]
         if bring and not self._memory.bring(bring, claim.context):
@@ -234,11 +236,18 @@ class Room:
         if denied := absent[len(bring) :]:
             claim.denied.update(denied)
             self._memory.short(len(denied))
-        claim.open = [key for key in claim.keys if self._memory.state(key) is Chunk.COMING]
+        claim.open = coming + bring
+
+    def _those(self, keys: Collection[bytes], state: Chunk) -> list[bytes]:
+        """Those of `keys` that are there."""
+        states = self._memory.states(keys)
+        return [key for key, each in zip(keys, states, strict=True) if each is state]
 
     def _pin(self, claim: _Claim, keys: Iterable[bytes]) -> None:
-        there = {Chunk.IDLE, Chunk.HELD}
-        new = [k for k in keys if k not in claim.pinned and self._memory.state(k) in there]
+        new = [key for key in keys if key not in claim.pinned]
+        absent = (Chunk.ABSENT, Chunk.COMING)
+        states = zip(new, self._memory.states(new), strict=True)
+        new = [key for key, state in states if state not in absent]
         if new:
             self._memory.pin(new, claim.context)
             claim.pinned.update(dict.fromkeys(new))

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +12,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPh
 
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.identity.chain import HASH_BYTES
+
+
+@dataclass
+class _Asked:
+    """Kept by vLLM with a request: the last chunk that was asked for; None: nothing was."""
+
+    last: OffloadKey | None = None
 
 
 class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
@@ -27,6 +35,20 @@ class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
     def asking(self) -> bool:
         """Whether the store has been asked for chunks and has not answered."""
         return any(state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values())
+
+    def asks(self, keys: Iterable[OffloadKey], context: Any) -> bool:
+        """Ask for the chunks of a request, once; whether it has no answer yet.
+
+        It comes for all of them together. VLLM's scheduler would look up each of them instead, in
+        every step until then.
+        """
+        asked = context.get_state(_Asked)
+        if asked is None:
+            asked = _Asked()
+            for asked.last in keys:
+                self.lookup(asked.last, context)
+            context.set_state(asked)
+        return asked.last is not None and self.lookup(asked.last, context) is None
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: Any) -> Iterable[bool]:
         """For each key whether the chunk is there; none is where the store is away.

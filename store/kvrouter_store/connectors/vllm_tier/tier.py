@@ -91,7 +91,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._transfers: Transfers[OffloadKey] = Transfers(
             threads or copying_threads(), "kvstore-tier", self._news
         )
-        self._lookups = ChunkLookups(tier_type, self.links, self._news)
+        self.lookups = ChunkLookups(tier_type, self.links, self._news)
         self.node = settings.node
         self._neighbours = Neighbours(
             lambda node: settings.at(node).client(name), StoreClient.close
@@ -121,7 +121,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         brought = self._brought.get(req_context.req_id, ())
         if key in brought or len(brought) >= self._room:
             return LookupResult.MISS
-        found = self._lookups.lookup(key, req_context)
+        found = self.lookups.lookup(key, req_context)
         if found is False:
             found = self.arrivals.lookup(key, req_context)
         if found is None:
@@ -153,11 +153,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """Forget the lookups of the request, and what is on its way to it."""
         self.arrivals.forget(req_context)
         self._brought.pop(req_context.req_id, None)
-        self._lookups.cleanup(req_context.req_id)
+        self.lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Ask the store for all lookups of this step at once."""
-        self._lookups.flush()
+        self.lookups.flush()
         self.arrivals.follow()
 
     @property
@@ -168,7 +168,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     @property
     def busy(self) -> bool:
         """Whether the store has been asked something that it has not answered."""
-        return bool(self._jobs) or self._lookups.asking or self.arrivals.waiting
+        return bool(self._jobs) or self.lookups.asking or self.arrivals.waiting
 
     def wait_news(self, timeout_s: float) -> None:
         """Wait until the store answered anything since the last call, at most `timeout_s`."""
@@ -196,7 +196,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End threads and connections; transfers that run end first."""
-        self._lookups.shutdown()
+        self.lookups.shutdown()
         self._transfers.close()
         self._landings.close()
         self._neighbours.close()
@@ -253,7 +253,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         if job.is_promotion and not success:
             # Or vLLM would ask for what cannot be had again and again.
             lost = set(job.keys).difference(moved)
-            self._lookups.mark_miss(lost)
+            self.lookups.mark_miss(lost)
             self.arrivals.lose(lost, job.req_context)
         return JobResult(
             job_id=job.job_id,

@@ -1,6 +1,6 @@
 """Who has room in host memory: whatever happens, nobody waits for ever and nothing stays pinned."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,9 @@ class Memory:
         if not slot.ready:
             return Chunk.COMING
         return Chunk.HELD if slot.pins else Chunk.IDLE
+
+    def states(self, keys: Iterable[bytes]) -> list[Chunk]:
+        return [self.state(key) for key in keys]
 
     def pin(self, keys: Collection[bytes], context: Any) -> None:
         for key in keys:
