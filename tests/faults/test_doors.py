@@ -101,14 +101,20 @@ async def attacked(name: str, here: Fleet) -> list[str]:
 
 
 async def felt(name: str, here: Fleet, quiet_s: float) -> list[str]:
-    """What a stream felt while that attack was on one process after the other."""
+    """What a stream felt while that attack was on one process after the other.
+
+    A gap that is too long is looked for again: what else the machine does comes once.
+    """
     found = []
     for process in here.processes:
-        async with traffic(here.url) as client:
-            await strangers(name, here.doors_of(process), SECONDS / len(here.processes))
-        gap = f"{name} at {process}: a gap of {client.gap_s:.3f} s, {quiet_s:.3f} s without"
-        print(gap)
-        if client.gap_s > quiet_s + MOST_GAP_S:
+        for _ in range(2):
+            async with traffic(here.url) as client:
+                await strangers(name, here.doors_of(process), SECONDS / len(here.processes))
+            gap = f"{name} at {process}: a gap of {client.gap_s:.3f} s, {quiet_s:.3f} s without"
+            print(gap)
+            if client.gap_s <= quiet_s + MOST_GAP_S:
+                break
+        else:
             found.append(gap)
     return found
 
