@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import orjson
+from kvrouter.http.bounded_json import read_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def first_difference(served: Sequence[int], alone: Sequence[int]) -> Difference 
 def tokens_of(answer: bytes) -> list[int] | None:
     """The token ids of the only choice of a whole answer; None without them."""
     try:
-        return list(map(int, orjson.loads(answer)["choices"][0]["token_ids"]))
+        return list(map(int, read_answer(answer)["choices"][0]["token_ids"]))
     except (ValueError, TypeError, KeyError, IndexError):
         return None
 
@@ -72,7 +72,7 @@ def margin(answer: bytes, kind: Kind, difference: Difference) -> float | None:
         None if the answer lacks one of the tokens: then it was no tie.
     """
     try:
-        logprobs = orjson.loads(answer)["choices"][0]["logprobs"]
+        logprobs = read_answer(answer)["choices"][0]["logprobs"]
         found = _likeliest(logprobs, kind, difference.at)
         return abs(found[f"token_id:{difference.served}"] - found[f"token_id:{difference.alone}"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
