@@ -25,12 +25,12 @@ def built(folder: Path) -> Path:
 class FaultyDisk:
     """What nodes that were started with `use` see of their disk."""
 
-    library: Path
+    shared_object: Path
     told: Path
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         self.told.write_text("")
-        patch.setenv("LD_PRELOAD", str(self.library))
+        patch.setenv("LD_PRELOAD", str(self.shared_object))
         patch.setenv("FAULTY_DISK", str(self.told))
 
     def fail(self, call: str, error: str, first: int = 1, count: int = 1) -> None:

@@ -48,7 +48,7 @@ FILES_OF_A_CLIENT = 2
 """Its socket and, if it maps the pool, the pipe that tells of its end."""
 
 
-def refusal(settings: StoreSettings, error: OSError) -> StartRefused | None:
+def disk_refusal(settings: StoreSettings, error: OSError) -> StartRefused | None:
     """Why the disk could not be opened, with the remedy; None for an error of something else."""
     if not settings.disk or error.filename != settings.disk:
         return None
@@ -67,7 +67,7 @@ def refusal(settings: StoreSettings, error: OSError) -> StartRefused | None:
 
 
 @contextmanager
-def logging_notices(server: StoreServer) -> Iterator[None]:
+def logging_disk_notices(server: StoreServer) -> Iterator[None]:
     """Log what happens to the disk, when it happens. Needs the running loop."""
 
     def take() -> None:
@@ -88,7 +88,7 @@ def logging_notices(server: StoreServer) -> Iterator[None]:
         take()
 
 
-async def flush(server: StoreServer, timeout_s: float) -> None:
+async def flush_disk(server: StoreServer, timeout_s: float) -> None:
     """Write what is in memory alone to the disk, within `timeout_s`; the log says how it ended."""
     why, durable, _ = await asyncio.to_thread(server.flush_disk, timeout_s)
     if why:
@@ -122,7 +122,7 @@ def run(
         sys.stderr.write(f"kvrouter store: {error}\n")
         return 2
     except (OSError, MemoryError) as error:
-        of_disk = refusal(settings, error) if isinstance(error, OSError) else None
+        of_disk = disk_refusal(settings, error) if isinstance(error, OSError) else None
         sys.stderr.write(f"kvrouter store: {of_disk or _remedy(settings, error)}\n")
         return 2
     return 0
@@ -150,7 +150,7 @@ async def _serve(
         below = stack.enter_context(serving_tiers(server, settings, tiers, own_url, own_tls))
         api = HttpApi(server, client, tenants=bool(tenants), tiers=below)
         http_server = http(api.answer)
-        stack.enter_context(logging_notices(server))
+        stack.enter_context(logging_disk_notices(server))
         stack.enter_context(publishing_events(server, settings, tenants))
         reload_on_hangup(settings, server, https)  # before the line that invites signals
         await http_server.serve(listener, https)
@@ -173,7 +173,7 @@ async def _left(server: StoreServer, settings: StoreSettings, signals: Signals) 
     await drain(server, settings.drain_timeout, signals.at_once)
     if settings.disk and not signals.at_once.is_set():
         # Blocks are written while clients end; little is left for the last flush.
-        await flush(server, max(end - time.monotonic(), LEAST_FLUSH_S))
+        await flush_disk(server, max(end - time.monotonic(), LEAST_FLUSH_S))
 
 
 def _start_store(

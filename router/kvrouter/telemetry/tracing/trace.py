@@ -49,7 +49,7 @@ class Parent:
 
 
 def read_parent(headers: Mapping[str, str]) -> Parent | None:
-    """The parent in the headers of a request; None without a valid one."""
+    """The parent by https://www.w3.org/TR/trace-context/; None without a valid one."""
     given = headers.get("traceparent")
     if given is None:
         return None
