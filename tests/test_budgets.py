@@ -127,9 +127,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 55_400),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 56_400),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_350),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_400),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_240),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
     Budget("documentation, words", lambda: words(documentation()), 20_000, 34_930),
