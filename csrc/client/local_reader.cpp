@@ -1,5 +1,7 @@
 #include "client/local_reader.h"
 
+#include <algorithm>
+
 namespace kv {
 namespace {
 
@@ -53,6 +55,25 @@ bool LocalReader::has_all(const BlockNames& names, HashSpan hashes) {
   }
   for (const size_t index : found) log_.add({index, UseLog::Kind::kMatched});
   return true;
+}
+
+std::vector<DirectoryView::Place> LocalReader::at(const BlockNames& names, size_t part,
+                                                  HashSpan hashes,
+                                                  const std::vector<uint64_t>& offsets) const {
+  prefetch(names, hashes);
+  std::vector<Place> places;
+  places.reserve(hashes.count);
+  for (uint32_t i = 0; i < hashes.count; ++i) {
+    if (i + kAhead < hashes.count) prefetch_one(names, hashes[i + kAhead]);
+    const std::optional<Place> place = find_complete(names, hashes[i], part);
+    if (!place || place->offset != offsets[i]) return {};
+    places.push_back(*place);
+  }
+  return places;
+}
+
+bool LocalReader::stand(const std::vector<DirectoryView::Place>& places) const {
+  return std::ranges::all_of(places, [this](const Place& one) { return directory_.stands(one); });
 }
 
 bool LocalReader::keep(const PartKey& key) {

@@ -187,6 +187,13 @@ class LocalWriter:
         """
 
 @final
+class Places:
+    """Where parts of blocks were in the pool. Keeps the directory mapped."""
+
+    def stand(self) -> bool:
+        """Return whether all are still there: what was read since is theirs."""
+
+@final
 class DirectoryReader:
     """Finds and copies blocks of a pool on this host without asking its server. One thread at a time.
 
@@ -208,6 +215,14 @@ class DirectoryReader:
         """Pin one part or all parts of these blocks in place. None: ask the server.
 
         The lease's `offsets` and `crcs` are those of each part of each block, block by block.
+        """
+
+    def at(
+        self, names: BlockNames, part: int, hashes: bytes, offsets: Sequence[int]
+    ) -> Places | None:
+        """Return where one part of these blocks is, to be compared after a read; safe in threads.
+
+        None: not all of them are found with all parts, each at its offset in the pool.
         """
 
     def read(

@@ -40,6 +40,23 @@ std::unique_ptr<LocalLease> acquire(const DirectoryReader& directory, const Bloc
   return directory.share()->acquire(names, part, hashes_of(hashes));
 }
 
+// Places of blocks that a copy outside this module reads. Keeps the directory mapped.
+struct Places {
+  std::shared_ptr<LocalReader> reader;
+  std::vector<DirectoryView::Place> places;
+};
+
+std::optional<Places> at(const DirectoryReader& directory, const BlockNames& names, size_t part,
+                         const nb::bytes& hashes, const std::vector<uint64_t>& offsets) {
+  auto reader = directory.share();
+  const HashSpan span = hashes_of(hashes);
+  if (part >= names.part_ids.size()) throw nb::index_error("no such part");
+  if (offsets.size() != span.count) throw nb::value_error("one offset per block is needed");
+  auto places = reader->at(names, part, span, offsets);
+  if (places.size() != span.count) return std::nullopt;
+  return Places{std::move(reader), std::move(places)};
+}
+
 size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockNames& names,
             size_t part, const nb::bytes& hashes, const OwnedSegments& to, const Indices& indices,
             bool verify) {
@@ -108,6 +125,9 @@ void bind_local_reads(nb::module_& m) {
       .def("release", &LocalLease::release)
       .def_prop_ro("offsets", &LocalLease::offsets)
       .def_prop_ro("crcs", &LocalLease::crcs);
+  nb::class_<Places>(m, "Places").def("stand", [](const Places& self) {
+    return self.reader->stand(self.places);
+  });
   nb::class_<DirectoryReader>(m, "DirectoryReader")
       .def(nb::init<int, size_t, int>(), "fd"_a, "size"_a, "notes_fd"_a)
       .def("close", &DirectoryReader::close)
@@ -117,6 +137,7 @@ void bind_local_reads(nb::module_& m) {
            })
       .def("has_all", has_all, "names"_a, "hashes"_a)
       .def("acquire", acquire, "names"_a, "part"_a.none(), "hashes"_a)
+      .def("at", at, "names"_a, "part"_a, "hashes"_a, "offsets"_a)
       .def("read", read, "pool"_a, "names"_a, "part"_a, "hashes"_a, "segments"_a, "indices"_a,
            "verify"_a);
 }

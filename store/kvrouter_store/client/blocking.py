@@ -11,7 +11,6 @@ from kvrouter_store import _core
 from kvrouter_store._core import (
     BlockStatus,
     CountReply,
-    LocalLease,
     ManifestsReply,
     MatchReply,
     Segments,
@@ -237,20 +236,25 @@ class StoreClient:
         return self._executor.run(Access.WRITE, deadline, action)
 
     def acquire(self, manifest: Manifest, hashes: bytes, part: int | None = None) -> Lease:
-        """A lease on the leading blocks that the node has: of one part, or of all."""
-        deadline = Deadline(self.deadline_s)
+        """A lease on the leading blocks that the node has: of one part, or of all.
+
+        The node first brings into memory what is on its disk, or in a tier below it.
+        """
         parts = range(len(manifest.parts)) if part is None else (part,)
+        block_bytes = sum(manifest.parts[number].block_bytes for number in parts)
+        deadline = Deadline(self.deadline_s, block_bytes * (len(hashes) // HASH_BYTES))
 
         def action(channel: Channel) -> Lease:
             known = self._ids.of(channel, manifest, deadline)
+            owner = self, self._executor, channel, manifest, hashes
             if channel.directory is not None:
                 pinned = channel.directory.acquire(known.names, part, hashes)
                 if pinned is not None:
                     blocks = len(hashes) // HASH_BYTES
-                    lease = self._lease(channel, manifest, hashes, blocks, pinned)
+                    lease = Lease(*owner, blocks=blocks, held=pinned, known=known)
                     return lease.at(pinned.offsets, pinned.crcs, parts)
             reply = acquire(channel, known.manifest_id, part, hashes, len(parts), deadline)
-            lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
+            lease = Lease(*owner, blocks=reply.blocks, held=reply.lease_id, known=known)
             return lease.at(reply.offsets, reply.crcs, parts)
 
         return self._executor.run(Access.READ, deadline, action)
@@ -267,13 +271,14 @@ class StoreClient:
         end = deadline.at - self.deadline_s
 
         def action(channel: Channel) -> Landing:
-            manifest_id = self._ids.of(channel, manifest, deadline).manifest_id
+            known = self._ids.of(channel, manifest, deadline)
             wait_ms = max(0, round((end - time.monotonic()) * 1000))
-            wanted = manifest_id, hashes, upto, wait_ms, lease
+            wanted = known.manifest_id, hashes, upto, wait_ms, lease
             reply = channel.ask(WaitReply, deadline, _core.encode_wait, *wanted)
             if not (reply.landed and lease):
                 return Landing(reply.landed, reply.blocks)
-            taken = self._lease(channel, manifest, hashes, upto, reply.lease_id)
+            owner = self, self._executor, channel, manifest, hashes
+            taken = Lease(*owner, blocks=upto, held=reply.lease_id, known=known)
             return Landing(True, reply.blocks, taken)
 
         return self._executor.run(Access.READ, deadline, action, without_leases=True)
@@ -362,16 +367,6 @@ class StoreClient:
             if statuses[-1] is last:
                 break
         return statuses + [last] * (len(span) - len(statuses))
-
-    def _lease(
-        self,
-        channel: Channel,
-        manifest: Manifest,
-        hashes: bytes,
-        blocks: int,
-        held: int | LocalLease,
-    ) -> Lease:
-        return Lease(self, self._executor, channel, manifest, hashes, blocks=blocks, held=held)
 
 
 def _get(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:

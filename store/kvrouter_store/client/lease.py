@@ -14,7 +14,7 @@ from kvrouter_store.client.batches import hashes_of
 from kvrouter_store.client.executor import Executor
 from kvrouter_store.client.transports.base import Target
 from kvrouter_store.client.transports.slots import abort, chosen_hashes, commit
-from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.channel import Channel, Registration
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import CorruptBlock, LeaseLost, StoreUnavailable
 from kvrouter_store.identity.block import Manifest
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class Lease:
     """The first `blocks` blocks are not evicted while this is held. Use as a context manager.
+
+    known: the ids of their manifest, where they were acquired.
 
     After `release` (or a lost connection) views of it may show other bytes: use none of them
     before the release has returned True.
@@ -40,8 +42,10 @@ class Lease:
         *,
         blocks: int,
         held: int | LocalLease,
+        known: Registration,
     ) -> None:
         self.blocks = blocks
+        self.known = known
         self._client = client
         self._executor = executor
         self._channel = channel
@@ -62,6 +66,10 @@ class Lease:
                 places = range(k, self.blocks * step, step)
                 self._slots[part] = [(offsets[at], crcs[at]) for at in places]
         return self
+
+    def places(self, part: int = 0) -> list[tuple[int, int]]:
+        """Of one part of each block, its offset in the pool and its digest; empty if not mapped."""
+        return self._slots.get(part, [])
 
     @property
     def held(self) -> bool:

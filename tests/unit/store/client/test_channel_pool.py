@@ -9,7 +9,7 @@ from tests.fakes.store import manifest_of
 
 from kvrouter_store.client.channel_pool import MAX_CHANNELS, ChannelPool
 from kvrouter_store.client.lease import Lease
-from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.channel import Channel, Registration
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreClosed, StoreUnavailable
 
@@ -124,6 +124,8 @@ def test_a_lease_counts_until_its_release_has_the_connection() -> None:
 
     client = cast("Any", type("Client", (), {"deadline_s": PATIENCE_S}))
     executor = cast("Any", Busy())
-    lease = Lease(client, executor, channel, manifest_of(64), b"", blocks=1, held=7)
+    known, hashes = Registration(1, 1, 1, (1,)), b""
+    owner = client, executor, channel, manifest_of(64), hashes
+    lease = Lease(*owner, blocks=1, held=7, known=known)
     assert lease.release() is False
     assert asked == [channel.leases] == [2]

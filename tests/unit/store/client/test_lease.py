@@ -151,3 +151,31 @@ def test_more_blocks_than_there_are_pins_for_are_leased_by_the_server(tmp_path: 
             assert node.stats()["leases"] == 0
     finally:
         node.stop()
+
+
+def test_a_reader_of_its_own_sees_whether_leased_blocks_stayed_where_they_were(
+    server: StoreServer, client: StoreClient, connect: Connect
+) -> None:
+    hashes = chain_of(3)
+    put_chain(client, MANIFEST, hashes)
+    reader = connect()
+    reader.stats()
+    directory = reader.channels()[0].directory
+    assert directory is not None
+    with client.acquire(MANIFEST, hashes, 0) as lease:
+        offsets = [offset for offset, _ in lease.places()]
+        places = directory.at(lease.known.names, 0, hashes, offsets)
+        assert places is not None
+        assert places.stand()
+        assert directory.at(lease.known.names, 0, hashes, offsets[::-1]) is None
+        assert (
+            directory.at(lease.known.names, 0, hashes + chain_of(1, seed="b"), [*offsets, 0])
+            is None
+        )
+        client.delete(MANIFEST, hashes[64:])
+        assert not places.stand()
+        assert directory.at(lease.known.names, 0, hashes, offsets) is None
+    put_chain(client, MANIFEST, hashes)
+    assert not places.stand()  # though it may be where it was
+    reader.close()
+    assert not places.stand()  # it keeps the directory mapped
