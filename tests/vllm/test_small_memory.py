@@ -1,11 +1,40 @@
 """Where host memory has no room for all that wait at once, they load in turn."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.run_inside import run_inside
+
+from kvrouter_store._core import StoreServer
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[str]:
+    """A store whose memory engines can map."""
+    node = StoreServer(pool_bytes=64 << 20, unix_path=str(tmp_path / "store"))
+    node.start()
+    yield f"kv://127.0.0.1:{node.port}"
+    node.stop()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_hits_that_need_no_host_memory_are_all_loaded(
+    vllm_python: Path, site: Path | None, here: str
+) -> None:
+    """They come from the store's own memory."""
+    model = model_folder(TINY, vllm_python)
+    done = run_inside(vllm_python, [site], "small_memory.py", model, here)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    for kind, one in (("latents", [12]), ("two windows", [12, 2, 5])):
+        assert found[f"{kind}, 8 chunks, 1 prompts"] == one
+        assert found[f"{kind}, 40 chunks, 1 prompts"] == one
+        assert found[f"{kind}, 20 chunks, 8 prompts"] == [8 * blocks for blocks in one]
 
 
 @pytest.mark.vllm

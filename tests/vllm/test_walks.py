@@ -1,8 +1,9 @@
 """The connector under vLLM's own scheduler, over cache groups that no CPU backend computes.
 
 Engines without a model (inside/scheduled.py) walk at random beside a store that dies, hangs, evicts
-and decays, while clients leave and caches are reset (inside/walks.py). Every byte that attention
-would read is compared. KVROUTER_WALK_STEPS: steps of each walk.
+and decays, while clients leave and caches are reset (inside/walks.py). They load from the store's
+own memory, at once or late, or by way of vLLM's. Every byte that attention would read is compared.
+KVROUTER_WALK_STEPS: steps of each walk.
 """
 
 import json
@@ -41,13 +42,18 @@ def next_vllm(vllm_python: Path) -> Path:
 
 
 def walk(
-    python: Path, paths: Sequence[Path | None], steps: int, *kinds: str, verify: bool = True
+    python: Path,
+    paths: Sequence[Path | None],
+    steps: int,
+    *kinds: str,
+    road: str,
+    verify: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    words = model_folder(TINY, python), steps, SEED, int(verify), *kinds
+    words = model_folder(TINY, python), steps, SEED, int(verify), road, *kinds
     return run_inside(python, paths, "walks.py", *words, timeout_s=100 + STEPS)
 
 
-def check(done: subprocess.CompletedProcess[str], series: str) -> None:
+def check(done: subprocess.CompletedProcess[str], series: str, road: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     walked = json.loads(done.stdout.splitlines()[-1])
     assert walked
@@ -55,25 +61,29 @@ def check(done: subprocess.CompletedProcess[str], series: str) -> None:
         print(f"{kind}: {seen}")
         for group in range(seen["groups"]):
             assert seen[f"blocks loaded of group {group}"] > 0, kind
+        assert (seen.get("loads from the store's memory", 0) > 0) == (road != "away"), kind
         if kind in ROWS:
             note(ROWS[kind], series, SCHEDULER)
 
 
+@pytest.mark.parametrize("road", ["here", "late", "away"])
 def test_whatever_happens_attention_reads_what_was_computed_and_nothing_stays_held(
-    vllm_python: Path, site: Path | None
+    vllm_python: Path, site: Path | None, road: str
 ) -> None:
-    check(walk(vllm_python, [site], STEPS), "0.32")
+    check(walk(vllm_python, [site], STEPS, road=road), "0.32", road)
 
 
+@pytest.mark.parametrize("road", ["here"])
 def test_the_same_holds_for_the_code_of_a_vllm_that_has_no_cpu_build(
-    vllm_python: Path, site: Path | None, next_vllm: Path
+    vllm_python: Path, site: Path | None, next_vllm: Path, road: str
 ) -> None:
-    check(walk(vllm_python, [next_vllm, site], STEPS), "0.33")
+    check(walk(vllm_python, [next_vllm, site], STEPS, road=road), "0.33", road)
 
 
+@pytest.mark.parametrize("road", ["here", "away"])
 def test_a_walk_of_engines_that_do_not_verify_finds_a_store_that_decays(
-    vllm_python: Path, site: Path | None
+    vllm_python: Path, site: Path | None, road: str
 ) -> None:
-    done = walk(vllm_python, [site], 20 * STEPS, "two windows", verify=False)
+    done = walk(vllm_python, [site], 20 * STEPS, "two windows", road=road, verify=False)
     assert done.returncode != 0
     assert "assert torch.equal(page, expected)" in done.stderr, done.stderr[-3000:]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import PutResult
 from kvrouter_store.connectors.reach import Reach
 from kvrouter_store.identity.block import Manifest
@@ -43,6 +44,10 @@ class StoreLink(Reach):
         return self.operate(
             lambda: self.client.held(self.manifest, hashes), [False] * (len(hashes) // HASH_BYTES)
         )
+
+    def acquire(self, hashes: bytes, part: int) -> Lease | None:
+        """A lease on the leading blocks that can be loaded; None where the store is away."""
+        return self.operate(lambda: self.client.acquire(self.manifest, hashes, part), None)
 
     def put(
         self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]

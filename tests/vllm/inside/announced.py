@@ -1,7 +1,8 @@
 """Requests that are asked before their KV has landed, over hand-made groups; run by vLLM's python.
 
-announced.py MODEL: prints a JSON object of kind to what a decode engine computed and fetched. MODEL
-is any small model: only its configuration is read.
+announced.py MODEL [PATH]: prints a JSON object of kind to what a decode engine computed and
+fetched. MODEL is any small model: only its configuration is read. PATH: of the store's socket, for
+engines that load from its own memory.
 """
 
 import json
@@ -26,9 +27,9 @@ FIRST_STEPS = 3  # of the prefill engine: it has stored some blocks, and compute
 class Pair:
     """A prefill and a decode engine of one kind, with a store between them. close() ends them."""
 
-    def __init__(self, name: str, model: str) -> None:
+    def __init__(self, name: str, model: str, path: str) -> None:
         self._cleanup = ExitStack()
-        self.store = Store(0)
+        self.store = Store(0, path)
         self._cleanup.callback(self.store.kill)
         self.client = self._cleanup.enter_context(StoreClient(self.store.url))
         settings: dict[str, Any] = {
@@ -69,8 +70,10 @@ class Pair:
 
 
 def fetched(engine: Engine) -> int:
-    """Chunks in the engine's host memory, or on their way into it."""
-    return len(engine.connector.scheduler.manager.primary_tier._policy.chunks)
+    """Chunks in the engine's host memory, or on their way into it, or held in the store's."""
+    manager = engine.connector.scheduler.manager
+    leased = sum(len(each.found.places) for each in manager.leases._holding.values())
+    return len(manager.primary_tier._policy.chunks) + leased
 
 
 def landing(pair: Pair) -> dict[str, Any]:
@@ -132,11 +135,14 @@ def outcome(pair: Pair) -> dict[str, Any]:
     return {"computed": pair.decode.computed}
 
 
-def told(name: str, model: str) -> dict[str, Any]:
-    """All that may happen with one kind of cache groups."""
+def told(name: str, model: str, path: str) -> dict[str, Any]:
+    """All that may happen with one kind of cache groups.
+
+    Blocks in the store's memory are examined when they are loaded, with all of the rest.
+    """
     found = {}
-    for happens in (landing, broken, leaving, late, orphaned):
-        pair = Pair(name, model)
+    for happens in (landing, *(() if path else (broken,)), leaving, late, orphaned):
+        pair = Pair(name, model, path)
         try:
             found[happens.__name__] = happens(pair)
         finally:
@@ -145,4 +151,5 @@ def told(name: str, model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps({name: told(name, sys.argv[1]) for name in KINDS}))
+    model, path = [*sys.argv[1:], ""][:2]
+    print("\n" + json.dumps({name: told(name, model, path) for name in KINDS}))

@@ -32,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvrouter_store.connectors.vllm import KVStoreConnector
+from kvrouter_store.connectors.vllm.pool_spec import PoolSpec
 
 STEP_TOKENS = 256
 HASH = sha256_cbor
@@ -83,12 +84,17 @@ class Engine:
         for each in reversed(begin) if scheduler_first else begin:
             each()
         self.connector: Any = self.scheduler.connector
+        told = {(0, rank.number): rank.worker.get_handshake_metadata() for rank in self.ranks}
+        if None not in told.values():
+            self.connector.set_xfer_handshake_metadata_pp_aware(told)
         self._hasher = get_request_block_hasher(self.cache.hash_block_size, HASH)
         self._numbers = count()
         self._weights = 0  # how often they were renewed
         self.computed = 0  # tokens
         self.compared = 0  # blocks
         self.loaded: Counter[int] = Counter()  # blocks by group
+        self.from_pool = 0  # loads from the store's own memory
+        self.failed = 0  # of these
 
     def _begin_workers(self) -> None:
         for rank in self.ranks:
@@ -167,6 +173,7 @@ class Engine:
         output = self.scheduler.schedule()
         for job in output.kv_connector_metadata.load_jobs.values():
             self.loaded.update(dict(enumerate(job.dst_spec.group_sizes)))
+            self.from_pool += isinstance(job.src_spec, PoolSpec)
         answers = [self._step_of(rank, output) for rank in self.ranks]
         self.computed += sum(output.num_scheduled_tokens.values())
         self.scheduler.update_from_output(output, self._gathered.aggregate(answers))
@@ -187,6 +194,7 @@ class Engine:
             failed_recving=results.failed_recving,
             kv_connector_worker_meta=worker.build_connector_worker_meta(),
         )
+        self.failed += len(results.failed_recving)
         worker.clear_connector_metadata()
         return sampled(self.scheduler, list(scheduled), told)
 
@@ -210,6 +218,7 @@ class Engine:
             "requests": len(self.connector.scheduler._req_status),
             "pins": manager.room.pinned(),
             "claims": len(manager.room._claims),
+            "leases": manager.leases.holding,
         }
         return {name: number for name, number in found.items() if number}
 

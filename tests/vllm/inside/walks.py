@@ -1,8 +1,9 @@
 """Random walks of two engines and a store over hand-made cache groups; run by vLLM's python.
 
-walks.py MODEL STEPS SEED VERIFY [KIND...]: prints a JSON object of kind to what happened, by name.
-MODEL is any small model: only its configuration is read. VERIFY: 1, or 0 for engines that do not
-check digests. A wrong byte, a leak or a request that does not end is an AssertionError.
+walks.py MODEL STEPS SEED VERIFY ROAD [KIND...]: prints a JSON object of kind to what happened, by
+name. MODEL is any small model: only its configuration is read. VERIFY: 1, or 0 for engines that do
+not check digests. ROAD: here for engines that load from the store's own memory, late for copies of
+it that are, or away. A wrong byte, a leak or a request that does not end is an AssertionError.
 """
 
 import json
@@ -14,9 +15,11 @@ import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.vllm.inside.groups import BLOCK, KINDS, PAGE, Kind
+from tests.vllm.inside.late_copies import use_late_copies
 from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.client.blocking import StoreClient
@@ -30,7 +33,8 @@ SCHEDULER_FIRST = 0.2  # share of engines whose scheduler begins before the work
 STORE = """
 import signal, sys
 from kvrouter_store._core import StoreServer
-node = StoreServer(port=int(sys.argv[1]), pool_bytes=int(sys.argv[2]))
+path = sys.argv[3] or None
+node = StoreServer(port=int(sys.argv[1]), pool_bytes=int(sys.argv[2]), unix_path=path)
 node.start()
 print(node.port, flush=True)
 signal.pause()
@@ -41,10 +45,10 @@ MOST_REQUESTS = 6
 
 
 class Store:
-    """A process with a node. Its owner must kill it."""
+    """A process with a node; with a path, engines load from its memory. Its owner must kill it."""
 
-    def __init__(self, port: int) -> None:
-        command = [sys.executable, "-c", STORE, str(port), str(POOL_BYTES)]
+    def __init__(self, port: int, unix_path: str = "") -> None:
+        command = [sys.executable, "-c", STORE, str(port), str(POOL_BYTES), unix_path]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -73,13 +77,16 @@ class Store:
 class Walk:
     """What happens, one action after another. Its owner must close it."""
 
-    def __init__(self, name: str, model: str, seed: int, *, verify: bool) -> None:
+    def __init__(self, name: str, model: str, seed: int, *, verify: bool, road: str) -> None:
         self.kind: Kind = KINDS[name]
         self.seen: Counter[str] = Counter(groups=len(self.kind.specs))
         self._name, self._model, self._verify = name.replace(",", ""), model, verify
         self._random = Random(f"{name} {seed}")
         self._prompts = [[self._random.randrange(1000) for _ in range(LONGEST)] for _ in range(5)]
-        self._store = Store(0)
+        self._folder = TemporaryDirectory(prefix="walk-")
+        self._path = f"{self._folder.name}/store" if road != "away" else ""
+        self._late = road == "late"
+        self._store = Store(0, self._path)
         self._client = StoreClient(self._store.url)
         self.engines = [self._engine(number) for number in range(2)]
 
@@ -93,7 +100,7 @@ class Walk:
             self.forget: 8,
             self.preempt: 4,
             self.lose_blocks: 10,
-            self.overwrite_pool: 2,
+            self.overwrite_pool: 0 if self._late else 2,  # a digest is read beside the copy
             self.kill_store: 2,
             self.stall_store: 2,
             self.replace_engine: 2,
@@ -185,7 +192,7 @@ class Walk:
         self._store.kill()
         for _ in range(self._random.randrange(40)):
             self.step()
-        self._store = Store(self._store.port)
+        self._store = Store(self._store.port, self._path)
         self.seen["store killed"] += 1
 
     def stall_store(self) -> None:
@@ -222,6 +229,7 @@ class Walk:
             engine.close()
         self._client.close()
         self._store.kill()
+        self._folder.cleanup()
 
     def _engine(self, number: int) -> Engine:
         settings = {
@@ -252,6 +260,8 @@ def counts_of(engine: Engine) -> dict[str, int]:
     return {
         "tokens computed": engine.computed,
         "blocks compared": engine.compared,
+        "loads from the store's memory": engine.from_pool,
+        "of these failed": engine.failed,
         "preemptions": sum(each.num_preemptions for each in requests),
         **{f"blocks loaded of group {group}": n for group, n in engine.loaded.items()},
     }
@@ -267,9 +277,11 @@ def tier_of(engine: Engine) -> Any:
     return engine.connector.scheduler.manager.secondary_tiers[0]
 
 
-def walk(name: str, model: str, steps: int, seed: int, *, verify: bool) -> dict[str, int]:
+def walk(
+    name: str, model: str, steps: int, seed: int, *, verify: bool, road: str
+) -> dict[str, int]:
     """One walk; what happened."""
-    walking = Walk(name, model, seed, verify=verify)
+    walking = Walk(name, model, seed, verify=verify, road=road)
     try:
         one, other = ([*tier_of(engine).links.values()] for engine in walking.engines)
         assert [link.manifest for link in one] == [link.manifest for link in other]
@@ -285,9 +297,11 @@ def walk(name: str, model: str, steps: int, seed: int, *, verify: bool) -> dict[
 
 
 if __name__ == "__main__":
-    model, steps, seed, verify, *names = sys.argv[1:]
+    model, steps, seed, verify, road, *names = sys.argv[1:]
+    if road == "late":
+        use_late_copies()
     found = {
-        name: walk(name, model, int(steps), int(seed), verify=verify == "1")
+        name: walk(name, model, int(steps), int(seed), verify=verify == "1", road=road)
         for name in names or KINDS
     }
     print("\n" + json.dumps(found))

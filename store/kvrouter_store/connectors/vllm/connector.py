@@ -16,16 +16,25 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from itertools import takewhile
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from kvrouter_store.connectors.vllm.identity import chain_root, identify
+from kvrouter_store.connectors.vllm.leases import Leases
 from kvrouter_store.connectors.vllm.names import NameCheck, may_share
 from kvrouter_store.connectors.vllm.pace import Pace
+from kvrouter_store.connectors.vllm.pool_worker import (
+    PoolHandshake,
+    PoolWorker,
+    PoolWorkerMetadata,
+)
 from kvrouter_store.connectors.vllm.report import report
 from kvrouter_store.connectors.vllm.room import Room
 from kvrouter_store.connectors.vllm.self_test import check_names
@@ -61,12 +70,21 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
-        config = offloading_config(vllm_config, settings.cpu_bytes_to_use, identity)
+        from_pool = _may_fail_loads(vllm_config)
+        config = offloading_config(
+            vllm_config, settings.cpu_bytes_to_use, identity, from_pool=from_pool
+        )
         if settings.allow_untested:
             check_names(facts)
         super().__init__(config, role, kv_cache_config)
+        self._epochs: dict[int, int] = {}  # of the pools that ranks have mapped
         if identity is not None:
             self._pace = Pace()
+            self._leases.windowed = [
+                config.group_idx
+                for config in self.scheduler.config.kv_group_configs
+                if config.sliding_window_size_in_chunks is not None
+            ]
             unit = self.scheduler.config.tokens_per_hash
             self._names = NameCheck(chain_root(facts), unit, log)
             self._tier.arrivals.await_groups(
@@ -108,29 +126,44 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         context = status.req_context
         if self._room.waits(request_id) or arrivals.unchanged(context):
             return None, False
-        if self._asks(status, num_computed_tokens):
-            return None, False
         compute_s = self._pace.seconds(request.num_tokens - num_computed_tokens)
-        self._room.begin(request_id, context, compute_s)
+        if self._asks(status, num_computed_tokens, compute_s):
+            return None, False
+        in_pool = self._leases.serves(context)
+        if not in_pool:
+            self._room.begin(request_id, context, compute_s)
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
         if matched[0] is None:
-            self._room.deferred(request_id, arriving=arrivals.awaits(context))
-        else:
-            arrivals.forget(context)
+            if not in_pool:
+                self._room.deferred(request_id, arriving=arrivals.awaits(context))
+            return matched
+        arrivals.forget(context)
+        if not in_pool:
             self._room.decided(request_id, loads=bool(matched[0]))
+        elif not matched[0]:
+            self._leases.drop(context)
         return matched
 
-    def _asks(self, status: Any, computed: int) -> bool:
+    def _asks(self, status: Any, computed: int, compute_s: float) -> bool:
         """Whether the store has yet to tell what it has of a request. It is asked for all of it."""
+        context = status.req_context
         if status.max_load_tokens == 0 or status.req.skip_reading_prefix_cache:
             return False
+        if status.transfer_jobs:
+            return False  # vLLM waits for them
         status.update_offload_keys()
         groups = zip(self.scheduler.config.kv_group_configs, status.group_states, strict=True)
-        keys = (s.offload_keys[computed // c.tokens_per_chunk :] for c, s in groups)
+        keys = [s.offload_keys[computed // c.tokens_per_chunk :] for c, s in groups]
+        if self._tier.arrivals.elsewhere(context):
+            self._leases.release(context, elsewhere=True)
+        if self._leases.serves(context):
+            asks = self._leases.asks((key for some in keys for key in some), context, compute_s)
+            if asks or self._leases.serves(context):
+                return asks
         absent = (key for some in keys for key in self.scheduler.manager.absent(some))
-        asks: bool = self._tier.lookups.asks(absent, status.req_context)
+        asks = self._tier.lookups.asks(absent, context)
         return asks
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -140,13 +173,42 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         """
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         status = self.scheduler._req_status[request.request_id]
-        there = self._room.from_store(request.request_id)
+        if not num_external_tokens:
+            self._leases.drop(status.req_context)
+        there = self._leases.loaded(status.req_context)
+        if not there and not self._tier.arrivals.elsewhere(status.req_context):
+            there = self._room.from_store(request.request_id)
         for state in status.group_states if there else ():
-            known = takewhile(there.__contains__, state.offload_keys)
-            own = [not self._tier.arrivals.node_of(key, status.req_context) for key in known]
-            if all(own):
-                state.next_stored_chunk_idx = max(state.next_stored_chunk_idx, len(own))
+            known = len(list(takewhile(there.__contains__, state.offload_keys)))
+            state.next_stored_chunk_idx = max(state.next_stored_chunk_idx, known)
         self._room.release(request.request_id)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """As vLLM's. A request that could not load from the store's memory is computed.
+
+        It does not load a second time: vLLM 0.32 and 0.33 keep blocks in reserve for a request that
+        loads, and after a failure keep them from itself (Scheduler._inflight_prefills).
+        Ranks tell when they have mapped the store's memory.
+        """
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, PoolWorkerMetadata):
+            self._note_epochs(metadata.epochs)
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.failed_recving or ():
+            if (status := self.scheduler._req_status.get(request_id)) is not None:
+                status.max_load_tokens = 0
+                self._leases.examine(status.req_context)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Note which ranks have mapped the store's memory when the engine starts."""
+        for each in metadata.values():
+            self._note_epochs(each.epochs)
+
+    def _note_epochs(self, epochs: dict[int, int]) -> None:
+        self._epochs.update(epochs)
+        lives, told = {*self._epochs.values()}, len(self._epochs)
+        everywhere = told == self.scheduler.config.num_workers and len(lives) == 1
+        self._leases.epoch = lives.pop() if everywhere else 0
 
     def reset_cache(self) -> bool | None:
         """As vLLM's, for new weights: what the store holds of the old ones is not loaded again."""
@@ -160,10 +222,12 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             # Those that a reset preempted may load in this step; vLLM asserts that they do not.
             loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
             scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
+            for request_id in preempted - loading:  # what it computed may be in the store by now
+                self._leases.release(self.scheduler._req_status[request_id].req_context)
         self.scheduler.manager.ending = scheduler_output.finished_req_ids or ()
         metadata = super().build_connector_meta(scheduler_output)
         self._note_pace(scheduler_output)
-        waits = self._tier.busy or self._room.waiting
+        waits = self._tier.busy or self._room.waiting or self._leases.asking
         if waits and not scheduler_output.num_scheduled_tokens:
             self._tier.wait_news(IDLE_WAIT_S)
         return metadata
@@ -201,6 +265,30 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             side.worker.submit_store(*job)
         side._unsubmitted_store_jobs.clear()
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """As vLLM's, with the requests whose blocks did not come as they were put."""
+        results = super().get_transfer_results(finished_req_ids)
+        if isinstance(worker := self.connector_worker.worker, PoolWorker):
+            results.failed_recving.update(worker.take_failed())
+        return results
+
+    def get_handshake_metadata(self) -> Any:
+        """Whose memory this rank has mapped; it waits a while for a store that is slow."""
+        if not isinstance(worker := self.connector_worker.worker, PoolWorker):
+            return None
+        worker.wait_look()
+        return PoolHandshake(worker.take_epoch())
+
+    def build_connector_worker_meta(self) -> Any:
+        """As vLLM's, and whose memory this rank has mapped, when that has changed."""
+        metadata, side = super().build_connector_worker_meta(), self.connector_worker
+        if side is None or not isinstance(side.worker, PoolWorker):
+            return metadata
+        if not (epochs := side.worker.take_epoch()):
+            return metadata
+        metadata = metadata or OffloadingWorkerMetadata()
+        return PoolWorkerMetadata(metadata.completed_jobs, metadata.transfer_stats, epochs)
+
     def _log_groups(self, ran: str) -> None:
         """What is shared, for operators who compare two engines."""
         tier = self._tier
@@ -234,20 +322,40 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         return room
 
     @property
+    def _leases(self) -> Leases:
+        leases: Leases = self.scheduler.manager.leases
+        return leases
+
+    @property
     def _tier(self) -> "KVStoreTier":
         tier: KVStoreTier = self.scheduler.manager.secondary_tiers[0]
         return tier
 
 
-def offloading_config(vllm_config: Any, needed: int, identity: Any) -> Any:
+def offloading_config(
+    vllm_config: Any, needed: int, identity: Any, *, from_pool: bool = False
+) -> Any:
     """A copy of the configuration that has the settings of vLLM's offloading in place of ours."""
     changed = copy(vllm_config)
     transfer = changed.kv_transfer_config = copy(vllm_config.kv_transfer_config)
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     transfer.kv_connector_extra_config = settings.as_offloading(
-        transfer.kv_connector_extra_config, needed, identity
+        transfer.kv_connector_extra_config, needed, identity, from_pool=from_pool
     )
     return changed
+
+
+def _may_fail_loads(vllm_config: Any) -> bool:
+    """Have vLLM compute what cannot be loaded; whether it does.
+
+    Its default is to fail the request. It reads the setting after it has made its connector; that
+    of a MultiConnector is not within the reach of those that it makes.
+    """
+    frames = (frame for frame, _ in walk_stack(None))
+    if any(isinstance(frame.f_locals.get("self"), MultiConnector) for frame in frames):
+        return False
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+    return True
 
 
 with suppress(ValueError):  # it is registered

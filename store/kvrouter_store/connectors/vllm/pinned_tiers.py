@@ -3,6 +3,8 @@
 VLLM's own (vllm/v1/kv_offload/tiering/manager.py) says MISS where the host memory is full, and lets
 chunks that were promoted for one request be evicted by another before the first is asked for again
 (vllm issue 49902). Many hits at once then push each other out, and are computed.
+
+What a store on the same host has is not promoted: the ranks load it from the store's own memory.
 """
 
 import logging
@@ -11,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
     LookupResult,
     OffloadKey,
     PrepareStoreOutput,
@@ -23,6 +26,8 @@ from vllm.v1.kv_offload.tiering.manager import (
     TieringOffloadingManager,
 )
 
+from kvrouter_store.connectors.vllm.leases import Leases
+from kvrouter_store.connectors.vllm.pool_spec import PoolSpec
 from kvrouter_store.connectors.vllm.room import Chunk, Found, Room
 
 log = logging.getLogger("vllm.kvstore")
@@ -36,13 +41,15 @@ LAST_WAIT_S = 0.1  # of a step, for room for what requests leave behind
 class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     """Its look-ups promise chunks that the end of the step brings, if `room` has some.
 
-    ending: requests that have ended; what this step does not store of them is lost.
+    ending: requests that have ended; what this step does not store of them is lost. leases: what
+    requests load from the store's own memory, if they do.
     """
 
     def __init__(self, primary_tier: CPUPrimaryTierOffloadingManager, tiers: list[Any]) -> None:
         super().__init__(primary_tier, tiers)
         self._complained = False
         self.room = Room(self)
+        self.leases = Leases(tiers[STORE].links, tiers[STORE].news)
         self.ending: Collection[str] = ()
         self._patience_s = LAST_WAIT_S  # of this step
 
@@ -54,12 +61,45 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         It does by itself what vLLM's does, which takes four times as long: for each chunk it
         observes how long.
         """
+        if key in self.leases.places(req_context):
+            return LookupResult.HIT
+        if self.leases.serves(req_context):
+            return self._in_pool(key, req_context)
         self._maybe_process_finished_jobs()
         found = self.primary_tier.lookup(key, req_context)
         if found is LookupResult.MISS and exclude_tier_idx != STORE:
             found = self._below(key, req_context)
         may_wait = self.room.found(req_context.req_id, key, FOUND.get(found, Found.THERE))
         return found if found is LookupResult.HIT or may_wait else LookupResult.MISS
+
+    def _in_pool(self, key: OffloadKey, context: ReqContext) -> LookupResult:
+        missing = self.leases.misses(key, context)
+        if missing:
+            landed = self.secondary_tiers[STORE].arrivals.lookup(key, context)
+            missing = landed is False or (landed is True and not self.leases.landed(key, context))
+        return LookupResult.MISS if missing else LookupResult.RETRY
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """As vLLM's, or where in the store's memory the chunks are."""
+        if not self.leases.serves(req_context):
+            return super().prepare_load(keys, req_context)
+        tier = self.secondary_tiers[STORE]
+        sources = self._request_load_sources.setdefault(req_context.req_id, {})
+        sources.update(dict.fromkeys(keys, tier.cache_hit_source))
+        self._count(self._metrics.tier_label(STORE), 0, len(keys))
+        self._metrics._stats.increase_counter(
+            TieringOffloadingMetrics.READ_BYTES,
+            len(keys) * tier.block_size_bytes,
+            self._metrics.tier_label(STORE),
+        )
+        return PoolSpec(req_context.req_id, self.leases.epoch, *self.leases.load(keys, req_context))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """As vLLM's, or give back what was leased."""
+        if self.leases.serves(req_context):
+            self.leases.release(req_context)
+        else:
+            super().complete_load(keys, req_context)
 
     def _below(self, key: OffloadKey, context: ReqContext) -> LookupResult:
         tier = self.secondary_tiers[STORE]
@@ -121,6 +161,7 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         self._maybe_process_finished_jobs()
         self._patience_s = LAST_WAIT_S
         self.room.grant()
+        self.leases.flush()
         super().on_schedule_end(context)
 
     def on_request_finished(
@@ -128,12 +169,20 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     ) -> None:
         """As vLLM's; it holds nothing any more."""
         self.room.release(req_context.req_id)
+        self.leases.ended(req_context)
         super().on_request_finished(req_context, exclude_tier_idx=exclude_tier_idx)
 
     def reset_cache(self) -> None:
         """As vLLM's, which drops all chunks, with their pins."""
         super().reset_cache()
         self.room.forget()
+        self.leases.forget()
+
+    def shutdown(self) -> None:
+        """As vLLM's; leases are given back before the connections end."""
+        self.leases.forget()
+        self.leases.close()
+        super().shutdown()
 
     # The memory, as `room` sees it.
 

@@ -57,9 +57,12 @@ def _promised(scheduler: Any, status: Any, block_tokens: int) -> int:
         return int(blocks)
     # A tail is kept where a hit of the same prompt ends: one token is always left to compute.
     blocks = min(blocks, (status.req.num_prompt_tokens - 1) // block_tokens)
-    held = scheduler.manager.primary_tier
+    held, loaded = (
+        scheduler.manager.primary_tier,
+        scheduler.manager.leases.loaded(status.req_context),
+    )
     for reach, keys in tails:
         for key in keys[max(0, blocks - reach) : blocks]:
-            if held.lookup(key, status.req_context).name == "MISS":
+            if key not in loaded and held.lookup(key, status.req_context).name == "MISS":
                 return 0
     return int(blocks)

@@ -5,14 +5,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvrouter_store.connectors.vllm.host_memory import end_agreement
 from kvrouter_store.connectors.vllm.host_worker import HostWorker
 from kvrouter_store.connectors.vllm.pinned_tiers import PinnedTiers
+from kvrouter_store.connectors.vllm.pool_worker import PoolWorker, Share
 from kvrouter_store.connectors.vllm.self_test import check_copies, check_store
 
 
@@ -47,7 +50,34 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self.extra_config["self_test"]:
             with _nameless_if_it_fails(worker._mmap_region):
                 check_copies(kv_caches, worker)
-        return worker
+        settings = self.extra_config["pool"]
+        if settings is None:
+            return worker
+        rank = self.config.parallel.rank
+        share = Share(
+            rank=rank,
+            ranks=self.config.parallel.world_size,
+            slot=0 if self.replicated_layout else rank,
+            page_bytes=self.cpu_page_size_per_worker,
+            block_bytes=self.kv_bytes_per_chunk,
+            verify=settings.verify,
+        )
+        client = settings.client(f"{settings.name or 'vllm'}/rank {rank}")
+        return PoolWorker(worker, share, self._maker(kv_caches), client)
+
+    def _maker(self, kv_caches: Any) -> Callable[[Any], OffloadingWorker]:
+        """Makes workers over other memory than vLLM's, in any thread."""
+        canonical = self.config.canonical_layout
+        if current_platform.is_cpu():
+            return lambda region: HostWorker(kv_caches, region, canonical=canonical)
+        device = torch.accelerator.current_device_index()
+
+        def make(region: Any) -> OffloadingWorker:
+            torch.accelerator.set_device_index(device)
+            chunks = self.blocks_per_chunk, self.num_chunks
+            return CPUOffloadingWorker(kv_caches, *chunks, region, canonical_layout=canonical)
+
+        return make
 
     def _made_worker(self, kv_caches: Any) -> OffloadingWorker:
         if not current_platform.is_cpu():

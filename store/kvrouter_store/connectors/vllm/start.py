@@ -50,9 +50,12 @@ class EngineSettings(ConnectorSettings):
         return settings
 
     def as_offloading(
-        self, extra: Mapping[str, Any], host_bytes: int, identity: Any
+        self, extra: Mapping[str, Any], host_bytes: int, identity: Any, *, from_pool: bool
     ) -> dict[str, Any]:
-        """What vLLM's offloading reads in the place of `extra`."""
+        """What vLLM's offloading reads in the place of `extra`.
+
+        from_pool: ranks load from the memory of a store on their host.
+        """
         ours = {"cpu_bytes_to_use", "canonical_layout", "allow_untested", "parts"}
         store = {key: value for key, value in extra.items() if key not in ours}
         return {
@@ -62,6 +65,7 @@ class EngineSettings(ConnectorSettings):
             "canonical_layout": self.canonical_layout,
             "offload_prompt_only": self.save == "prompt",
             "self_test": self.allow_untested,
+            "pool": self if from_pool and self.transport in {"auto", "shm"} else None,
             "secondary_tiers": [
                 {
                     **store,

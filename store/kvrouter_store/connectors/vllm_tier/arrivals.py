@@ -103,6 +103,11 @@ class Arrivals:
         coming.asked.append((group, position, key))
         return None
 
+    def elsewhere(self, context: ReqContext) -> bool:
+        """Whether a router named another node for the request."""
+        coming = context.get_state(_Coming)
+        return coming is not None and bool(coming.node)
+
     def node_of(self, key: OffloadKey, context: ReqContext) -> str:
         """The node that has a chunk that was found; '' is the own one."""
         coming = context.get_state(_Coming)

@@ -86,18 +86,18 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self.engine = identity.engine
         self._manifests, self._renewals = manifests, 0
         self._update_group = settings.update_group
-        self._news = threading.Event()
+        self.news = threading.Event()
         self.memory = _segments_of(primary_kv_view)
         self._transfers: Transfers[OffloadKey] = Transfers(
-            threads or copying_threads(), "kvstore-tier", self._news
+            threads or copying_threads(), "kvstore-tier", self.news
         )
-        self.lookups = ChunkLookups(tier_type, self.links, self._news)
+        self.lookups = ChunkLookups(tier_type, self.links, self.news)
         self.node = settings.node
         self._neighbours = Neighbours(
             lambda node: settings.at(node).client(name), StoreClient.close
         )
         self._landings = Landings(
-            lambda node: settings.at(node).waiter(f"{name}/landings"), self._news, log
+            lambda node: settings.at(node).waiter(f"{name}/landings"), self.news, log
         )
         self.arrivals = Arrivals(
             self._landings,
@@ -172,8 +172,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def wait_news(self, timeout_s: float) -> None:
         """Wait until the store answered anything since the last call, at most `timeout_s`."""
-        self._news.wait(timeout_s)
-        self._news.clear()
+        self.news.wait(timeout_s)
+        self.news.clear()
 
     def renew(self) -> None:
         """Name chunks otherwise from now on: the weights may have changed. Nothing may be moving.

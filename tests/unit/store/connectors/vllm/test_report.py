@@ -24,6 +24,7 @@ def told(
     given: int = 4,
     prompt: int = 4 * BLOCK + 3,
     lost: frozenset[str] = frozenset(),
+    loaded: frozenset[str] = frozenset(),
     **more: Any,
 ) -> dict[str, Any]:
     """The report about a request of `prompt` tokens, of whose blocks `given` went to the store."""
@@ -31,7 +32,10 @@ def told(
     def lookup(key: str, _: object) -> SimpleNamespace:
         return SimpleNamespace(name="MISS" if key in lost else "HIT_PENDING")
 
-    manager = SimpleNamespace(primary_tier=SimpleNamespace(lookup=lookup))
+    manager = SimpleNamespace(
+        primary_tier=SimpleNamespace(lookup=lookup),
+        leases=SimpleNamespace(loaded=lambda _: loaded),
+    )
     config = SimpleNamespace(kv_group_configs=groups, tokens_per_hash=BLOCK)
     status = SimpleNamespace(
         group_states=[state(each.group_idx, given) for each in groups],
@@ -95,3 +99,9 @@ def test_blocks_that_are_named_by_a_part_of_them_are_not_matched() -> None:
 
 def test_an_engine_that_names_blocks_in_another_way_says_so() -> None:
     assert told(group(0, None), refusal="why") == {"refusal": "why"}
+
+
+def test_a_tail_that_came_from_the_stores_memory_is_promised_too() -> None:
+    groups, tail = (group(0, None), group(1, 2)), frozenset({"1/2", "1/3"})
+    assert told(*groups, lost=tail)["blocks"] == 0
+    assert told(*groups, lost=tail, loaded=tail)["blocks"] == 4

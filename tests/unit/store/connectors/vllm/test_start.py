@@ -51,10 +51,11 @@ def start(configuration: SimpleNamespace, groups: SimpleNamespace = NO_GROUPS) -
 
 
 def test_a_url_is_all_that_a_user_must_say() -> None:
-    told = EngineSettings.parse(URL, "kv_both").as_offloading(URL, 1 << 30, "who")
+    told = EngineSettings.parse(URL, "kv_both").as_offloading(URL, 1 << 30, "who", from_pool=False)
     assert told["spec_name"] == "StoreOffloadingSpec"
     assert told["cpu_bytes_to_use"] == 1 << 30
     assert told["offload_prompt_only"] is False
+    assert told["pool"] is None
     (tier,) = told["secondary_tiers"]
     assert tier == {
         **URL,
@@ -67,7 +68,7 @@ def test_a_url_is_all_that_a_user_must_say() -> None:
 
 def test_host_memory_is_vllms_and_threads_are_the_tiers() -> None:
     extra = {**URL, "cpu_bytes_to_use": 1 << 20, "threads": 2, "save": "prompt"}
-    told = start(engine(extra)).as_offloading(extra, 1 << 20, None)
+    told = start(engine(extra)).as_offloading(extra, 1 << 20, None, from_pool=True)
     assert told["canonical_layout"] is False
     assert (told["cpu_bytes_to_use"], told["offload_prompt_only"]) == (1 << 20, True)
     (tier,) = told["secondary_tiers"]
@@ -149,3 +150,13 @@ def test_a_newer_vllm_is_refused_unless_that_is_allowed() -> None:
 
 def test_a_series_without_engines_of_its_own_in_the_tests_needs_no_permission() -> None:
     assert required_facts("0.33.0", allow_untested=False).ran == "schedulers"
+
+
+@pytest.mark.parametrize(("transport", "mapped"), [("auto", True), ("shm", True), ("tcp", False)])
+def test_ranks_load_from_the_stores_memory_where_they_may_map_it(
+    transport: str, mapped: bool
+) -> None:
+    extra = {**URL, "transport": transport}
+    settings = EngineSettings.parse(extra, "kv_both")
+    told = settings.as_offloading(extra, 1 << 20, None, from_pool=True)
+    assert (told["pool"] is settings) == mapped
