@@ -14,13 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm_tier.identity import GROUP, KEY_BYTES, NAME
 from kvrouter_store.errors import CorruptBlock, LeaseLost
-from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")
 
@@ -33,9 +32,6 @@ TRIES = 3  # to give a lease back whose connection is busy
 
 T = TypeVar("T")
 Place = tuple[int, int]  # offset in the pool, digest
-# As vLLM's make_offload_key() makes them: functions of its own are a call each.
-NAME = itemgetter(slice(None, -4))
-GROUP = itemgetter(slice(-4, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +315,7 @@ class Leases:
         """Lease the leading blocks of a group, or of a window whichever are there."""
         link = self.links[group]
         # VLLM's weak hashes are shorter than the store's names: it has no such block.
-        keys = [key for key in keys if len(NAME(key)) == HASH_BYTES]
+        keys = [key for key in keys if len(key) == KEY_BYTES]
         if group in self.windowed:
             held = link.held(b"".join(map(NAME, keys)))
             keys = [key for key, there in zip(keys, held, strict=True) if there]

@@ -8,15 +8,21 @@ file_mapper.py), and the weights besides.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.identity.layout import Layout, Scalar
 from kvrouter_store.identity.weights import folder_revision
 
 HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chunk's last block
+# Of a key of vLLM's (kv_offload/base.py, make_offload_key), without a call of Python for each.
+NAME = itemgetter(slice(None, -4))
+GROUP = itemgetter(slice(-4, None))
+KEY_BYTES = HASH_BYTES + 4
 NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes
 
 

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
+from kvrouter_store.connectors.vllm_tier.identity import GROUP, KEY_BYTES, NAME
 from kvrouter_store.identity.chain import HASH_BYTES
+
+Chunk = tuple[bytes, Any, OffloadKey, int]  # group, place in the request, key, slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,11 @@ class Run:
 class _Stored:
     """Kept by vLLM with a request: the hash of its last chunk that was stored, by cache group."""
 
-    last: dict[int, bytes] = field(default_factory=dict)
+    last: dict[bytes, bytes] = field(default_factory=dict)
 
 
 def runs_of(
-    job: Any, node_of: Callable[[OffloadKey], str] = lambda key: "", *, remember: bool = False
+    job: Any, node_of: Callable[[OffloadKey], str] | None = None, *, remember: bool = False
 ) -> list[Run]:
     """The chunks of a TransferJob in prefix order; with `remember`, later jobs build on them.
 
@@ -42,25 +46,37 @@ def runs_of(
     the store are left out.
     """
     context = job.req_context
-    places = {key: context.get_offload_key_position(key) for key in job.keys}
-    slots = dict(zip(job.keys, map(int, job.chunk_ids), strict=True))
-    # vLLM's weak hashes are shorter, and no names for the store.
-    named = [key for key in job.keys if len(get_offload_block_hash(key)) == HASH_BYTES]
-    if None in places.values():
-        return [_run([key], node_of(key), slots, b"") for key in named]
+    chunks = [
+        (GROUP(key), context.get_offload_key_position(key), key, slot)
+        for key, slot in zip(job.keys, map(int, job.chunk_ids), strict=True)
+        if len(key) == KEY_BYTES  # vLLM's weak hashes are shorter, and no names for the store
+    ]
+    if any(place is None for _, place, _, _ in chunks):
+        return [
+            _run([chunk], "" if node_of is None else node_of(chunk[2]), b"") for chunk in chunks
+        ]
     stored = context.get_state(_Stored) or _Stored()
     runs = []
-    ordered = sorted(named, key=lambda key: (get_offload_group_idx(key), places[key]))
-    for (group, node), members in groupby(
-        ordered, lambda key: (get_offload_group_idx(key), node_of(key))
-    ):
+    for group, node, members in _together(sorted(chunks), node_of):
         parent = stored.last.get(group, b"") if remember else b""
-        runs.append(_run(list(members), node, slots, parent))
+        runs.append(_run(members, node, parent))
         if remember:
-            stored.last[group] = get_offload_block_hash(runs[-1].keys[-1])
+            stored.last[group] = NAME(runs[-1].keys[-1])
     if remember:
         context.set_state(stored)
     return runs
+
+
+def _together(
+    chunks: list[Chunk], node_of: Callable[[OffloadKey], str] | None
+) -> Iterator[tuple[bytes, str, list[Chunk]]]:
+    """Those of each group that follow each other and are on the same node."""
+    for group, members in groupby(chunks, itemgetter(0)):
+        if node_of is None:
+            yield group, "", list(members)
+            continue
+        for node, some in groupby(members, lambda chunk: node_of(chunk[2])):
+            yield group, node, list(some)
 
 
 def cut(run: Run, most: int) -> Iterator[Run]:
@@ -74,8 +90,9 @@ def cut(run: Run, most: int) -> Iterator[Run]:
         )
 
 
-def _run(keys: list[OffloadKey], node: str, slots: dict[OffloadKey, int], parent: bytes) -> Run:
-    hashes = [get_offload_block_hash(key) for key in keys]
+def _run(chunks: list[Chunk], node: str, parent: bytes) -> Run:
+    keys = [key for _, _, key, _ in chunks]
+    hashes = list(map(NAME, keys))
     if parent in hashes:  # stored again from there on
         parent = b""
     first = len(parent) // HASH_BYTES
@@ -85,5 +102,5 @@ def _run(keys: list[OffloadKey], node: str, slots: dict[OffloadKey, int], parent
         keys,
         parent + b"".join(hashes),
         range(first, first + len(keys)),
-        [slots[key] for key in keys],
+        [slot for _, _, _, slot in chunks],
     )
