@@ -25,7 +25,7 @@ log = logging.getLogger("vllm.kvstore")
 
 PART = 0
 LEAST_WAIT_S = 0.5  # for an answer of the store, however soon the prompt could be computed
-THREADS = 4
+THREADS = 8  # that wait for answers, some of them for a disk
 PIECE_BYTES = 256 << 20  # of one lease: its deadline grows with what the disk may have to bring
 SHARE = 2  # one part in so many of the store is held at most, unless one prompt is more
 TRIES = 3  # to give a lease back whose connection is busy
