@@ -200,9 +200,13 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                 self._leases.examine(status.req_context)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Note which ranks have mapped the store's memory when the engine starts."""
+        """Note which ranks have mapped the store's memory when the engine starts.
+
+        A MultiConnector passes on what those of another connector tell.
+        """
         for each in metadata.values():
-            self._note_epochs(each.epochs)
+            if isinstance(each, PoolHandshake):
+                self._note_epochs(each.epochs)
 
     def _note_epochs(self, epochs: dict[int, int]) -> None:
         self._epochs.update(epochs)
