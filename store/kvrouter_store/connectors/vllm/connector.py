@@ -156,7 +156,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         status.update_offload_keys()
         groups = zip(self.scheduler.config.kv_group_configs, status.group_states, strict=True)
         keys = [s.offload_keys[computed // c.tokens_per_chunk :] for c, s in groups]
-        if self._tier.arrivals.elsewhere(context):
+        if self._tier.arrivals.elsewhere(context) or not self.scheduler.manager.may_load(context):
             self._leases.release(context, elsewhere=True)
         if self._leases.serves(context):
             asks = self._leases.asks((key for some in keys for key in some), context, compute_s)

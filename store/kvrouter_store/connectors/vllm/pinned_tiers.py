@@ -102,11 +102,15 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
             super().complete_load(keys, req_context)
 
     def _below(self, key: OffloadKey, context: ReqContext) -> LookupResult:
-        tier = self.secondary_tiers[STORE]
-        if not context.load_tier_filter.allows(tier.medium, tier.locality):
+        if not self.may_load(context):
             return LookupResult.MISS
-        found: LookupResult = tier.lookup(key, context)
+        found: LookupResult = self.secondary_tiers[STORE].lookup(key, context)
         return LookupResult.HIT_PENDING if found is LookupResult.HIT else found
+
+    def may_load(self, context: ReqContext) -> bool:
+        """Whether a request may load from the store, by its `load_tiers`."""
+        tier = self.secondary_tiers[STORE]
+        return bool(context.load_tier_filter.allows(tier.medium, tier.locality))
 
     def absent(self, keys: Iterable[OffloadKey]) -> Iterator[OffloadKey]:
         """Those that are not in the host memory. Counts them, and the others, by vLLM's metrics."""

@@ -114,6 +114,8 @@ class Pool:
         directory = self.channel.directory
         if spec.epoch != self.epoch or directory is None:
             return None
+        if max(spec.offsets, default=0) > self.region.total_size_bytes - self.share.block_bytes:
+            return None  # no node says so that is sound
         found, first = [], 0
         for run in spec.runs:
             end = first + len(run.hashes) // HASH_BYTES
@@ -207,7 +209,7 @@ class PoolWorker(OffloadingWorker):  # type: ignore[misc]
         self._loads: dict[int, _Load] = {}
         self._refused: list[TransferResult] = []
         self._failed: set[str] = set()
-        self._told = self._unpinnable = 0
+        self._told = self._unusable = 0
         self._looked = threading.Event()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(copying_threads(), thread_name_prefix="kvstore-digests")
@@ -322,18 +324,23 @@ class PoolWorker(OffloadingWorker):  # type: ignore[misc]
             return
         if self.pool is not None and self.pool.epoch == channel.hello.epoch:
             self.pool = replace(self.pool, channel=channel)
-        elif channel.hello.epoch != self._unpinnable:
+        elif channel.hello.epoch != self._unusable:
             self._replace(self._map(channel))
 
     def _map(self, channel: Channel) -> Pool | None:
-        region = PoolRegion(channel, self._share)
-        pool = Pool(channel, region, self._make(region), self._share)
+        try:
+            region = PoolRegion(channel, self._share)
+            pool = Pool(channel, region, self._make(region), self._share)
+        except Exception:
+            self._unusable = channel.hello.epoch
+            log.exception("the store's memory cannot be used: KV passes through vLLM's")
+            return None
         mebibytes = region.total_size_bytes >> 20
         if region.is_pinned or current_platform.is_cpu():
             log.info("loads from the %d MiB of the store's memory", mebibytes)
             return pool
         pool.copies.shutdown()
-        self._unpinnable = channel.hello.epoch
+        self._unusable = channel.hello.epoch
         log.warning(
             "the %d MiB of the store's memory cannot be pinned for this device: KV passes through "
             "vLLM's host memory; allow the engine to lock more memory (ulimit -l unlimited, or "

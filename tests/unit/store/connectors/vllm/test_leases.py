@@ -23,8 +23,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.leases import LEAST_WAIT_S, Leases
 
-BLOCK = 16 << 10
-POOL_BLOCKS = 64
+BLOCK = 64 << 10  # 256 of them fill the node
 MANIFEST = manifest_of(BLOCK)
 GROUP = (0).to_bytes(4, "big")
 Connect = Callable[..., StoreClient]
@@ -46,16 +45,6 @@ class Request:
 
 def keys_of(hashes: bytes) -> list[bytes]:
     return [hashes[at : at + 32] + GROUP for at in range(0, len(hashes), 32)]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[StoreServer]:
-    node = StoreServer(
-        unix_path=str(tmp_path / "s.sock"), pool_bytes=POOL_BLOCKS * BLOCK, eviction="lru"
-    )
-    node.start()
-    yield node
-    node.stop()
 
 
 @pytest.fixture
@@ -161,7 +150,7 @@ def test_a_block_that_landed_is_asked_for_again_once(client: StoreClient, leases
 def test_requests_together_hold_half_of_the_store_and_the_next_waits_its_turn(
     client: StoreClient, leases: Leases
 ) -> None:
-    chains = [chain_of(20, seed=str(number)) for number in range(2)]
+    chains = [chain_of(70, seed=str(number)) for number in range(2)]
     for hashes in chains:
         put_chain(client, MANIFEST, hashes)
     first, second = Request("first"), Request("second")
@@ -173,7 +162,7 @@ def test_requests_together_hold_half_of_the_store_and_the_next_waits_its_turn(
     assert leases.asking
     leases.release(first)
     answered(leases, keys_of(chains[1]), second)
-    assert len(leases.places(second)) == 20
+    assert len(leases.places(second)) == 70
 
 
 def test_the_next_waits_as_long_as_computing_takes_all_before_it(
@@ -181,7 +170,7 @@ def test_the_next_waits_as_long_as_computing_takes_all_before_it(
 ) -> None:
     now = [100.0]
     leases = leases_over(link, lambda: now[0])
-    chains = [chain_of(20, seed=str(number)) for number in range(3)]
+    chains = [chain_of(70, seed=str(number)) for number in range(3)]
     for hashes in chains:
         put_chain(client, MANIFEST, hashes)
     holds, second, third = Request("holds"), Request("second"), Request("third")
@@ -200,10 +189,10 @@ def test_the_next_waits_as_long_as_computing_takes_all_before_it(
 
 
 def test_one_request_may_hold_more_than_half(client: StoreClient, leases: Leases) -> None:
-    hashes, request = chain_of(40), Request("r")
+    hashes, request = chain_of(150), Request("r")
     put_chain(client, MANIFEST, hashes)
     answered(leases, keys_of(hashes), request)
-    assert len(leases.places(request)) == 40
+    assert len(leases.places(request)) == 150
 
 
 def test_a_store_that_hangs_is_waited_for_no_longer_than_computing_takes(tmp_path: Path) -> None:
