@@ -38,6 +38,21 @@ def test_hits_that_need_no_host_memory_are_all_loaded(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(200)
+def test_what_a_request_may_not_load_and_what_no_sound_store_says_is_computed(
+    vllm_python: Path, site: Path | None, here: str
+) -> None:
+    """Of each: blocks loaded, loads that failed, tokens computed."""
+    model = model_folder(TINY, vllm_python)
+    done = run_inside(vllm_python, [site], "refused_loads.py", model, here)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["as it is"] == [12, 0, 7]
+    assert found["no tiers"] == [0, 0, 12 * 64 + 7]
+    assert found["beyond"] == [12, 1, 12 * 64 + 7]
+
+
+@pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_hits_that_need_many_times_the_host_memory_are_loaded_and_longer_prompts_in_part(
     vllm_python: Path, site: Path | None, store_url: str

@@ -118,10 +118,14 @@ class Engine:
         max_tokens: int = 1,
         salt: str | None = None,
         coming: tuple[int, float] | None = None,
+        **params: Any,
     ) -> str:
-        """Add a request; its id. `coming`: so many blocks will land within so many seconds."""
+        """Add a request; its id. `coming`: so many blocks will land within so many seconds.
+
+        params: further ones of `kv_transfer_params`.
+        """
         about = {"coming_blocks": coming[0], "wait_s": coming[1]} if coming else {}
-        params = {"kv_transfer_params": {"kvstore": about}}
+        params = {"kv_transfer_params": {"kvstore": about, **params}}
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=params)
         sampling.update_from_generation_config({}, 2)
         request = Request(

@@ -114,6 +114,7 @@ class Leases:
         self.epoch = 0
         self.windowed: Collection[int] = ()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-leases")
+        self._counts = 0, 0
         self._holding: dict[str, _Held] = {}  # those that hold, or have asked for, something
 
     def serves(self, context: Context) -> bool:
@@ -171,6 +172,11 @@ class Leases:
         for held in self._holding.values():
             if held.open:
                 self._turn(held)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Blocks that the store was asked for and has answered since the last call; those found."""
+        counts, self._counts = self._counts, (0, 0)
+        return counts
 
     @property
     def asking(self) -> bool:
@@ -282,6 +288,8 @@ class Leases:
         found.leases += answer.leases
         found.places.update(answer.places)
         found.names.update(answer.names)
+        asked, there = self._counts
+        self._counts = asked + len(keys), there + len(answer.places)
         held.missing.update(key for key in keys if key not in answer.places)
 
     def _ask(self, held: _Held) -> None:

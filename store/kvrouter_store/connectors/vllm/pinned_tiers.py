@@ -86,7 +86,6 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         tier = self.secondary_tiers[STORE]
         sources = self._request_load_sources.setdefault(req_context.req_id, {})
         sources.update(dict.fromkeys(keys, tier.cache_hit_source))
-        self._count(self._metrics.tier_label(STORE), 0, len(keys))
         self._metrics._stats.increase_counter(
             TieringOffloadingMetrics.READ_BYTES,
             len(keys) * tier.block_size_bytes,
@@ -166,6 +165,8 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         self._patience_s = LAST_WAIT_S
         self.room.grant()
         self.leases.flush()
+        if any(counts := self.leases.take_counts()):
+            self._count(self._metrics.tier_label(STORE), *counts)
         super().on_schedule_end(context)
 
     def on_request_finished(

@@ -82,6 +82,7 @@ def test_one_question_leases_the_leading_blocks_and_tells_where_they_are(
     answered(leases, keys_of(hashes), request)
     assert list(leases.places(request)) == keys_of(hashes)[:3]
     assert [leases.misses(key, request) for key in keys_of(hashes)[3:]] == [True, True]
+    assert [leases.take_counts(), leases.take_counts()] == [(5, 3), (0, 0)]
     runs, places = leases.load(keys_of(hashes)[1:3], request)
     assert [run.hashes for run in runs] == [hashes[32:96]]
     pool = client.channels()[0].pool
