@@ -18,13 +18,12 @@ from typing import Any, Protocol, TypeVar
 
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm_tier.identity import GROUP, KEY_BYTES, NAME
+from kvrouter_store.connectors.vllm.room import LEAST_WAIT_S
+from kvrouter_store.connectors.vllm_tier.identity import GROUP, KEY_BYTES, NAME, PART
 from kvrouter_store.errors import CorruptBlock, LeaseLost
 
 log = logging.getLogger("vllm.kvstore")
 
-PART = 0
-LEAST_WAIT_S = 0.5  # for an answer of the store, however soon the prompt could be computed
 THREADS = 8  # that wait for answers, some of them for a disk
 PIECE_BYTES = 256 << 20  # of one lease: its deadline grows with what the disk may have to bring
 SHARE = 2  # one part in so many of the store is held at most, unless one prompt is more

@@ -27,8 +27,8 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.channel import Channel
 from kvrouter_store.connectors.reach import Reach
 from kvrouter_store.connectors.transfers import copying_threads
-from kvrouter_store.connectors.vllm.leases import PART
 from kvrouter_store.connectors.vllm.pool_spec import PoolSpec
+from kvrouter_store.connectors.vllm_tier.identity import PART
 from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")

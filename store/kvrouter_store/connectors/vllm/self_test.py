@@ -17,7 +17,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from kvrouter_store.connectors.settings import ConnectorRefused
 from kvrouter_store.connectors.vllm.identity import chain_root, named
 from kvrouter_store.connectors.vllm.versions import VllmFacts
-from kvrouter_store.connectors.vllm_tier.tier import PART, KVStoreTier
+from kvrouter_store.connectors.vllm_tier.identity import PART
+from kvrouter_store.connectors.vllm_tier.tier import KVStoreTier
 from kvrouter_store.identity.chain import HASH_BYTES, hash_tokens
 
 log = logging.getLogger("vllm.kvstore")

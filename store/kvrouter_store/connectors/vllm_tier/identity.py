@@ -23,6 +23,7 @@ HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chun
 NAME = itemgetter(slice(None, -4))
 GROUP = itemgetter(slice(-4, None))
 KEY_BYTES = HASH_BYTES + 4
+PART = 0  # of a chunk: there is no other
 NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes
 
 

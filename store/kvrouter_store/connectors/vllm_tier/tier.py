@@ -40,7 +40,12 @@ from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.connectors.settings import ConnectorSettings
 from kvrouter_store.connectors.transfers import Finished, Transfers, copying_threads
 from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
-from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
+from kvrouter_store.connectors.vllm_tier.identity import (
+    PART,
+    ChunkIdentity,
+    chunk_manifests,
+    identify,
+)
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
 from kvrouter_store.connectors.vllm_tier.runs import Run, cut, runs_of
 from kvrouter_store.errors import KVStoreError
@@ -49,7 +54,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 log = logging.getLogger("vllm.kvstore")
 
 PIECE_BYTES = 32 << 20  # of a transfer, which one thread moves at a time
-PART = 0
 
 
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]

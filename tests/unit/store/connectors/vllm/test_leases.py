@@ -21,7 +21,8 @@ from tests.fakes.store import (
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm.leases import LEAST_WAIT_S, Leases
+from kvrouter_store.connectors.vllm.leases import Leases
+from kvrouter_store.connectors.vllm.room import LEAST_WAIT_S
 
 BLOCK = 64 << 10  # 256 of them fill the node
 MANIFEST = manifest_of(BLOCK)
