@@ -127,7 +127,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 56_400),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 56_850),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_400),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_240),
