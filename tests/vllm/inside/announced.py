@@ -73,7 +73,7 @@ def fetched(engine: Engine) -> int:
     """Chunks in the engine's host memory, or on their way into it, or held in the store's."""
     manager = engine.connector.scheduler.manager
     leased = sum(len(each.found.places) for each in manager.leases._holding.values())
-    return len(manager.primary_tier._policy.chunks) + leased
+    return int(manager.primary_tier.table.there) + leased
 
 
 def landing(pair: Pair) -> dict[str, Any]:

@@ -206,7 +206,7 @@ class Engine:
         """What requests that do not end wait for."""
         manager = self.connector.scheduler.manager
         (tier,) = manager.secondary_tiers
-        chunks = len(manager.primary_tier._policy.chunks)
+        chunks = manager.primary_tier.table.there
         claims = manager.room._claims
         return f"{self.requests} wait, {chunks} chunks, jobs {tier._jobs}, claims {claims}"
 
@@ -214,11 +214,12 @@ class Engine:
         """What an idle engine still holds; empty if nothing."""
         pool = self.scheduler.kv_cache_manager.block_pool
         manager = self.connector.scheduler.manager
-        chunks = manager.primary_tier._policy.chunks.values()
+        table = manager.primary_tier.table
         found = {
             "blocks": self.cache.num_blocks - 1 - pool.get_num_free_blocks(),
             "jobs": len(manager._transfer_jobs),
-            "chunks": sum(each.ref_cnt != 0 for each in chunks),
+            "chunks": table.chunks - table.free,
+            "written": len(manager._written),
             "requests": len(self.connector.scheduler._req_status),
             "pins": manager.room.pinned(),
             "claims": len(manager.room._claims),

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -159,12 +159,11 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         if self._tier.arrivals.elsewhere(context) or not self.scheduler.manager.may_load(context):
             self._leases.release(context, elsewhere=True)
         if self._leases.serves(context):
-            asks = self._leases.asks((key for some in keys for key in some), context, compute_s)
+            asks = self._leases.asks(chain.from_iterable(keys), context, compute_s)
             if asks or self._leases.serves(context):
                 return asks
-        absent = (key for some in keys for key in self.scheduler.manager.absent(some))
-        asks = self._tier.lookups.asks(absent, context)
-        return asks
+        absent = chain.from_iterable(map(self.scheduler.manager.absent, keys))
+        return self._tier.lookups.asks(absent, context)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM's, which holds what it loads. All else that the request held is given up.

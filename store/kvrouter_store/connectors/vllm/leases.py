@@ -131,9 +131,10 @@ class Leases:
         it asked for while others hold half of the store: what is computed needs room there, too.
         """
         held = self._held(context)
+        found, missing = held.found.places, held.missing
         asked = held.asked[1] if held.asked is not None else ()
-        known = {*held.found.places, *held.missing, *asked}
-        held.wanted.update((key, None) for key in keys if key not in known)
+        new = [key for key in keys if not (key in found or key in missing or key in asked)]
+        held.wanted.update(dict.fromkeys(new))
         if not held.open:
             return False
         if not held.until:

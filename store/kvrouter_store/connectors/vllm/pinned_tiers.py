@@ -9,8 +9,8 @@ What a store on the same host has is not promoted: the ranks load it from the st
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
@@ -21,20 +21,20 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, TieringOffloadingMetrics, TransferJob
-from vllm.v1.kv_offload.tiering.manager import (
-    CPUPrimaryTierOffloadingManager,
-    TieringOffloadingManager,
-)
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from kvrouter_store.connectors.vllm.host_chunks import HostChunks
 from kvrouter_store.connectors.vllm.leases import Leases
 from kvrouter_store.connectors.vllm.pool_spec import PoolSpec
 from kvrouter_store.connectors.vllm.room import Chunk, Found, Room
+
+if TYPE_CHECKING:
+    from kvrouter_store.connectors.vllm_tier.runs import InOrder
 
 log = logging.getLogger("vllm.kvstore")
 
 FOUND = {LookupResult.MISS: Found.MISS, LookupResult.RETRY: Found.UNKNOWN}
 STORE = 0  # the only tier below
-STATES = {-1: Chunk.COMING, 0: Chunk.IDLE}  # by a chunk's ref_cnt; all others are held
 LAST_WAIT_S = 0.1  # of a step, for room for what requests leave behind
 
 
@@ -45,12 +45,13 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     requests load from the store's own memory, if they do.
     """
 
-    def __init__(self, primary_tier: CPUPrimaryTierOffloadingManager, tiers: list[Any]) -> None:
+    def __init__(self, primary_tier: HostChunks, tiers: list[Any]) -> None:
         super().__init__(primary_tier, tiers)
         self._complained = False
         self.room = Room(self)
         self.leases = Leases(tiers[STORE].links, tiers[STORE].news)
         self.ending: Collection[str] = ()
+        self._written: dict[str, list[InOrder]] = {}  # by request: what is on its way from ranks
         self._patience_s = LAST_WAIT_S  # of this step
 
     def lookup(
@@ -101,7 +102,8 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
             super().complete_load(keys, req_context)
 
     def _below(self, key: OffloadKey, context: ReqContext) -> LookupResult:
-        if not self.may_load(context):
+        held = getattr(self, "_promotions_held", False)  # 0.33: a rank may yet write after a reset
+        if held or not self.may_load(context):
             return LookupResult.MISS
         found: LookupResult = self.secondary_tiers[STORE].lookup(key, context)
         return LookupResult.HIT_PENDING if found is LookupResult.HIT else found
@@ -111,17 +113,12 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         tier = self.secondary_tiers[STORE]
         return bool(context.load_tier_filter.allows(tier.medium, tier.locality))
 
-    def absent(self, keys: Iterable[OffloadKey]) -> Iterator[OffloadKey]:
+    def absent(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
         """Those that are not in the host memory. Counts them, and the others, by vLLM's metrics."""
-        find, asked, found = self.primary_tier._policy.get, 0, 0
-        for key in keys:
-            asked += 1
-            if find(key) is None:
-                yield key
-            else:
-                found += 1
-        self._count(self._metrics.primary_tier_label, asked, found)
-        self._count(self._metrics.tier_label(STORE), asked - found, 0)
+        absent: list[OffloadKey] = self.primary_tier.table.absent(keys)
+        self._count(self._metrics.primary_tier_label, len(keys), len(keys) - len(absent))
+        self._count(self._metrics.tier_label(STORE), len(absent), 0)
+        return absent
 
     def _count(self, labels: Any, asked: int, found: int) -> None:
         stats, names = self._metrics._stats, TieringOffloadingMetrics
@@ -135,26 +132,55 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         super()._complete_promotion(job_metadata, completed_job)
         self.room.came(job_metadata.transfer_job.keys)
 
-    def complete_store(
-        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
-    ) -> None:
-        """As vLLM's; another request may wait for what one has computed."""
-        super().complete_store(keys, req_context, success)
-        self.room.came(keys)
-
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
         """As vLLM's. For what a request leaves behind, waits while the store takes other chunks."""
-        prepared = super().prepare_store(keys, req_context)
+        prepared = self._prepare_store(keys, req_context)
         begun = time.monotonic()
         until = begun + (self._patience_s if req_context.req_id in self.ending else 0.0)
         while prepared is None and (left_s := until - time.monotonic()) > 0 and self._cascades():
             self.secondary_tiers[STORE].wait_news(left_s)
-            self._process_finished_jobs()
-            prepared = super().prepare_store(keys, req_context)
+            prepared = self._prepare_store(keys, req_context)
         self._patience_s -= time.monotonic() - begun
         return prepared
+
+    def _prepare_store(
+        self, keys: Collection[OffloadKey], context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        self._process_finished_jobs()
+        prepared = self.primary_tier.prepare_store(keys, context)
+        if prepared is None:
+            return None
+        new = prepared.keys_to_store
+        if new:
+            self._req_state[context.req_id].pending_primary_stores += 1
+            self._written.setdefault(context.req_id, []).append(new)
+        if len(new) < len(keys):
+            there = tuple(set(keys).difference(new))
+            self._cascade_existing_chunks_to_request_level_tiers(there, context, {STORE})
+        return prepared
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """Chunks were written: put them. Another request may wait for what one has computed."""
+        written = self._written[req_context.req_id]
+        batch = written.pop(next(n for n, each in enumerate(written) if each[0] in keys))
+        if not written:
+            del self._written[req_context.req_id]
+        job = TransferJob(
+            job_id=self._next_job_id(),
+            keys=batch,
+            chunk_ids=self.primary_tier.pass_on(batch),
+            is_promotion=False,
+            req_context=req_context,
+        )
+        self._register_job(job, STORE)
+        self.secondary_tiers[STORE].submit_store(job)
+        self.room.came(batch)
+        self._req_state[req_context.req_id].pending_primary_stores -= 1
+        self._maybe_finalize_request(req_context.req_id)
 
     def _cascades(self) -> bool:
         return not all(job.transfer_job.is_promotion for job in self._jobs.values())
@@ -180,6 +206,7 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     def reset_cache(self) -> None:
         """As vLLM's, which drops all chunks, with their pins."""
         super().reset_cache()
+        self._written.clear()
         self.room.forget()
         self.leases.forget()
 
@@ -194,21 +221,16 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     @property
     def chunks(self) -> int:
         """All of it."""
-        return int(self.primary_tier._num_chunks)
+        return int(self.primary_tier.table.chunks)
 
     @property
     def free(self) -> int:
         """Chunks that are free, or may be evicted."""
-        primary = self.primary_tier
-        return int(primary._get_num_free_chunks() + primary._num_evictable_cache_chunks)
+        return int(self.primary_tier.table.free)
 
     def states(self, keys: Iterable[bytes]) -> list[Chunk]:
         """Where each of these chunks is."""
-        chunks = map(self.primary_tier._policy.get, keys)
-        return [
-            Chunk.ABSENT if each is None else STATES.get(each.ref_cnt, Chunk.HELD)
-            for each in chunks
-        ]
+        return list(map(self.primary_tier.table.state, keys))
 
     def pin(self, keys: Collection[bytes], context: ReqContext) -> None:
         """Let chunks that are there not be evicted."""

@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kvrouter_store.connectors.vllm.host_chunks import HostChunks
 from kvrouter_store.connectors.vllm.host_memory import end_agreement
 from kvrouter_store.connectors.vllm.host_worker import HostWorker
 from kvrouter_store.connectors.vllm.pinned_tiers import PinnedTiers
@@ -32,7 +33,7 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         """
         manager = super().get_manager()
         if not isinstance(manager, PinnedTiers):
-            manager = PinnedTiers(manager.primary_tier, manager.secondary_tiers)
+            manager = PinnedTiers(HostChunks(manager.primary_tier), manager.secondary_tiers)
             self._manager = manager
         region = self._scheduler_mmap
         if self.extra_config["self_test"]:

@@ -1,9 +1,8 @@
 """The chunks of one of vLLM's transfer jobs, as the store names them. Moves no bytes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
@@ -11,7 +10,11 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 from kvrouter_store.connectors.vllm_tier.identity import GROUP, KEY_BYTES, NAME
 from kvrouter_store.identity.chain import HASH_BYTES
 
-Chunk = tuple[bytes, Any, OffloadKey, int]  # group, place in the request, key, slot
+NodeOf = Callable[[OffloadKey], str]
+
+
+class InOrder(list[OffloadKey]):
+    """Keys of chunks of one request: by cache groups, and of each in prefix order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +40,53 @@ class _Stored:
     last: dict[bytes, bytes] = field(default_factory=dict)
 
 
-def runs_of(
-    job: Any, node_of: Callable[[OffloadKey], str] | None = None, *, remember: bool = False
-) -> list[Run]:
+def runs_of(job: Any, node_of: NodeOf | None = None, *, remember: bool = False) -> list[Run]:
     """The chunks of a TransferJob in prefix order; with `remember`, later jobs build on them.
 
     Chunks whose place in the request is not known are runs of their own. Those that have no name in
     the store are left out.
     """
     context = job.req_context
-    chunks = [
-        (GROUP(key), context.get_offload_key_position(key), key, slot)
-        for key, slot in zip(job.keys, map(int, job.chunk_ids), strict=True)
-        if len(key) == KEY_BYTES  # vLLM's weak hashes are shorter, and no names for the store
-    ]
-    if any(place is None for _, place, _, _ in chunks):
-        return [
-            _run([chunk], "" if node_of is None else node_of(chunk[2]), b"") for chunk in chunks
-        ]
+    keys, slots = _named(job)
+    if not isinstance(job.keys, InOrder):
+        places = list(map(context.get_offload_key_position, keys))
+        if None in places:
+            find = node_of or (lambda _: "")
+            pairs = zip(keys, slots, strict=True)
+            return [_run(find(key), [key], [slot], b"") for key, slot in pairs]
+        chunks = sorted(zip(map(GROUP, keys), places, keys, slots, strict=True))
+        keys, slots = [key for _, _, key, _ in chunks], [slot for _, _, _, slot in chunks]
     stored = context.get_state(_Stored) or _Stored()
-    runs = []
-    for group, node, members in _together(sorted(chunks), node_of):
+    runs, first = [], 0
+    for group, node, members in _together(keys, node_of):
         parent = stored.last.get(group, b"") if remember else b""
-        runs.append(_run(members, node, parent))
+        runs.append(_run(node, members, slots[first : first + len(members)], parent))
+        first += len(members)
         if remember:
-            stored.last[group] = NAME(runs[-1].keys[-1])
+            stored.last[group] = NAME(members[-1])
     if remember:
         context.set_state(stored)
     return runs
 
 
+def _named(job: Any) -> tuple[list[OffloadKey], list[int]]:
+    """Keys and slots of the chunks that the store can name. VLLM's weak hashes are shorter."""
+    keys, slots = list(job.keys), list(map(int, job.chunk_ids))
+    if set(map(len, keys)) == {KEY_BYTES}:
+        return keys, slots
+    named = [pair for pair in zip(keys, slots, strict=True) if len(pair[0]) == KEY_BYTES]
+    return [key for key, _ in named], [slot for _, slot in named]
+
+
 def _together(
-    chunks: list[Chunk], node_of: Callable[[OffloadKey], str] | None
-) -> Iterator[tuple[bytes, str, list[Chunk]]]:
+    keys: Iterable[OffloadKey], node_of: NodeOf | None
+) -> Iterator[tuple[bytes, str, list[OffloadKey]]]:
     """Those of each group that follow each other and are on the same node."""
-    for group, members in groupby(chunks, itemgetter(0)):
+    for group, members in groupby(keys, GROUP):
         if node_of is None:
             yield group, "", list(members)
             continue
-        for node, some in groupby(members, lambda chunk: node_of(chunk[2])):
+        for node, some in groupby(members, node_of):
             yield group, node, list(some)
 
 
@@ -90,17 +101,10 @@ def cut(run: Run, most: int) -> Iterator[Run]:
         )
 
 
-def _run(chunks: list[Chunk], node: str, parent: bytes) -> Run:
-    keys = [key for _, _, key, _ in chunks]
+def _run(node: str, keys: list[OffloadKey], slots: list[int], parent: bytes) -> Run:
     hashes = list(map(NAME, keys))
     if parent in hashes:  # stored again from there on
         parent = b""
     first = len(parent) // HASH_BYTES
-    return Run(
-        get_offload_group_idx(keys[0]),
-        node,
-        keys,
-        parent + b"".join(hashes),
-        range(first, first + len(keys)),
-        [slot for _, _, _, slot in chunks],
-    )
+    span = range(first, first + len(keys))
+    return Run(get_offload_group_idx(keys[0]), node, keys, parent + b"".join(hashes), span, slots)
