@@ -12,9 +12,11 @@ store, and what the router may wait for.
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain, takewhile
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        settings = check_start(vllm_config, kv_cache_config, vllm.__version__)
+        from_pool = _may_fail_loads(vllm_config)
+        settings = check_start(vllm_config, kv_cache_config, vllm.__version__, from_pool=from_pool)
         facts = required_facts(vllm.__version__, allow_untested=settings.allow_untested)
         identity = None
         if role == KVConnectorRole.SCHEDULER:

@@ -13,6 +13,7 @@ log = logging.getLogger("vllm.kvstore")
 
 LEAST_BYTES: Final = 256 << 20
 PROMPTS: Final = 8  # of the longest, for which there should be room
+STEPS: Final = 4  # one is computed, one copied to host memory, one put; and one more
 SHARED: Final = Path("/dev/shm")
 DEVICES: Final = Path("/proc/driver/nvidia/gpus")
 
@@ -34,11 +35,11 @@ class Host(NamedTuple):
         return cls(shared if free is None else free, shared, devices)
 
 
-def longest_prompt_bytes(vllm_config: Any, kv_cache_config: Any) -> int:
-    """KV of the longest prompt, on all ranks."""
+def kv_bytes(vllm_config: Any, kv_cache_config: Any, tokens: int) -> int:
+    """KV of so many tokens, on all ranks."""
     groups, tensors = kv_cache_config.kv_cache_groups, kv_cache_config.kv_cache_tensors
     block_tokens = min(group.kv_cache_spec.block_size for group in groups)
-    blocks = len(groups) * -(-vllm_config.model_config.max_model_len // block_tokens)
+    blocks = len(groups) * -(-tokens // block_tokens)
     ranks = vllm_config.parallel_config.world_size
     return int(blocks * ranks * (tensors[0].size // kv_cache_config.num_blocks))
 
@@ -49,10 +50,8 @@ def size_for(longest: int, ranks: int, host: Host) -> int:
     Of several GPUs on a host each has an equal share, for their engines may start at the same time.
     Never more than half of what is free, or three quarters of /dev/shm.
     """
-    share = min(1.0, ranks / host.devices) if host.devices else 1.0
-    free, shared = int(host.free * share), int(host.shared * share)
-    size = max(PROMPTS * longest, free // 4)
-    size = max(LEAST_BYTES, min(size, free // 2, shared // 4 * 3))
+    free, shared = _share(ranks, host)
+    size = _within(max(PROMPTS * longest, free // 4), free, shared)
     if size < PROMPTS * longest:
         log.warning(
             "the host memory for KV on its way holds %.1f of the longest prompts instead of %d, "
@@ -61,6 +60,21 @@ def size_for(longest: int, ranks: int, host: Host) -> int:
             *(size / longest, PROMPTS, free >> 20, shared >> 20),
         )
     return size
+
+
+def size_beside_store(step: int, ranks: int, host: Host) -> int:
+    """What STEPS steps compute, on its way to a store on this host; within the same bounds."""
+    return _within(STEPS * step, *_share(ranks, host))
+
+
+def _share(ranks: int, host: Host) -> tuple[int, int]:
+    """Bytes of memory, and of /dev/shm, of which an engine may take a part."""
+    share = min(1.0, ranks / host.devices) if host.devices else 1.0
+    return int(host.free * share), int(host.shared * share)
+
+
+def _within(size: int, free: int, shared: int) -> int:
+    return max(LEAST_BYTES, min(size, free // 2, shared // 4 * 3))
 
 
 def agreed(engine_id: str, find: Callable[[], int]) -> int:

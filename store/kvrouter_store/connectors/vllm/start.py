@@ -12,10 +12,12 @@ from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettin
 from kvrouter_store.connectors.vllm.host_memory import (
     Host,
     agreed,
-    longest_prompt_bytes,
+    kv_bytes,
+    size_beside_store,
     size_for,
 )
 from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
+from kvrouter_store.errors import KVStoreError
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class EngineSettings(ConnectorSettings):
     """What `kv_connector_extra_config` may hold: the settings of `ConnectorSettings`, and these.
 
     cpu_bytes_to_use: host memory through which KV passes between the engine and the store, for all
-        ranks together; vLLM keeps in it what was used last. Left out (0): see `host_bytes`.
+        ranks together; what was used last stays in it. Left out (0): see `host_bytes`.
     threads: that copy between this memory and the store. Left out (0): by the number of cores.
     canonical_layout: a block is stored as one rank would hold it, so that engines with other
         numbers of tensor-parallel ranks share. Of models with states they do not.
@@ -49,6 +51,11 @@ class EngineSettings(ConnectorSettings):
                 raise refused(f'"{name}" must be at least {least}')
         return settings
 
+    @property
+    def maps(self) -> bool:
+        """Whether the memory of a store on this host may be mapped."""
+        return self.transport in {"auto", "shm"}
+
     def as_offloading(
         self, extra: Mapping[str, Any], host_bytes: int, identity: Any, *, from_pool: bool
     ) -> dict[str, Any]:
@@ -65,7 +72,7 @@ class EngineSettings(ConnectorSettings):
             "canonical_layout": self.canonical_layout,
             "offload_prompt_only": self.save == "prompt",
             "self_test": self.allow_untested,
-            "pool": self if from_pool and self.transport in {"auto", "shm"} else None,
+            "pool": self if from_pool and self.maps else None,
             "secondary_tiers": [
                 {
                     **store,
@@ -78,8 +85,13 @@ class EngineSettings(ConnectorSettings):
         }
 
 
-def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
-    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
+def check_start(
+    vllm_config: Any, kv_cache_config: Any, version: str, *, from_pool: bool
+) -> EngineSettings:
+    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set.
+
+    from_pool: ranks may load from the memory of a store on their host.
+    """
     transfer = vllm_config.kv_transfer_config
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     facts = required_facts(version, allow_untested=settings.allow_untested)
@@ -89,7 +101,8 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         refuse_any(["KV depends on what follows it; leave --kv-transfer-config out"])
     if any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs):
         refuse_any(["states must lie at the ends of blocks; set --mamba-cache-mode align"])
-    needed, there = host_bytes(settings, vllm_config, kv_cache_config), _shared_memory_bytes()
+    needed = host_bytes(settings, vllm_config, kv_cache_config, from_pool=from_pool)
+    there = _shared_memory_bytes()
     if there < needed:
         raise refused(
             f'"cpu_bytes_to_use" is {needed}, and /dev/shm has {there} bytes; set it lower, or '
@@ -98,17 +111,37 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
     return replace(settings, cpu_bytes_to_use=needed)
 
 
-def host_bytes(settings: EngineSettings, vllm_config: Any, kv_cache_config: Any) -> int:
-    """Host memory for KV on its way: what the settings say, or what `size_for` finds.
+def host_bytes(
+    settings: EngineSettings, vllm_config: Any, kv_cache_config: Any, *, from_pool: bool
+) -> int:
+    """Host memory for KV on its way: what the settings say, or by what the host has.
 
-    The same in all processes of an engine.
+    The same in all processes of an engine. It is small where no load passes through it: from a
+    store on this host, without neighbours. from_pool: as of `check_start`.
     """
     if settings.cpu_bytes_to_use:
         return settings.cpu_bytes_to_use
-    longest = longest_prompt_bytes(vllm_config, kv_cache_config)
     ranks = vllm_config.parallel_config.world_size
-    engine_id = vllm_config.kv_transfer_config.engine_id
-    return agreed(engine_id, lambda: size_for(longest, ranks, Host.here()))
+
+    def find() -> int:
+        if from_pool and settings.maps and not settings.neighbours and _is_here(settings):
+            tokens = vllm_config.scheduler_config.max_num_batched_tokens
+            step = kv_bytes(vllm_config, kv_cache_config, tokens)
+            return size_beside_store(step, ranks, Host.here())
+        tokens = vllm_config.model_config.max_model_len
+        return size_for(kv_bytes(vllm_config, kv_cache_config, tokens), ranks, Host.here())
+
+    return agreed(vllm_config.kv_transfer_config.engine_id, find)
+
+
+def _is_here(settings: EngineSettings) -> bool:
+    """Whether this process can map the store's memory: then loads need none beside it."""
+    with settings.client("vllm/start") as client:
+        try:
+            client.stats()
+        except KVStoreError:
+            return False
+        return any(channel.directory is not None for channel in client.channels())
 
 
 def required_facts(version: str, *, allow_untested: bool) -> VllmFacts:

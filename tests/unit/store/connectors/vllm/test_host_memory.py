@@ -12,10 +12,12 @@ from kvrouter_store.connectors.vllm import host_memory
 from kvrouter_store.connectors.vllm.host_memory import (
     LEAST_BYTES,
     PROMPTS,
+    STEPS,
     Host,
     agreed,
     end_agreement,
-    longest_prompt_bytes,
+    kv_bytes,
+    size_beside_store,
     size_for,
 )
 
@@ -54,6 +56,22 @@ def test_it_never_takes_more_than_half_of_the_host(longest: int, ranks: int, hos
     assert LEAST_BYTES <= size <= max(LEAST_BYTES, min(host.free // 2, host.shared * 3 // 4))
 
 
+@pytest.mark.parametrize(
+    ("step", "host", "expected"),
+    [
+        (GIB, LARGE, STEPS * GIB),
+        (GIB, LARGE._replace(devices=8), STEPS * GIB),
+        (1 << 20, LARGE, LEAST_BYTES),
+        (GIB, LARGE._replace(shared=4 * GIB), 3 * GIB),
+        (60 * GIB, LARGE, 200 * GIB),
+    ],
+)
+def test_beside_a_store_on_its_host_an_engine_takes_what_a_few_steps_compute(
+    step: int, host: Host, expected: int
+) -> None:
+    assert size_beside_store(step, 1, host) == expected
+
+
 def test_one_sentence_says_where_eight_prompts_do_not_fit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -83,7 +101,6 @@ def test_the_longest_prompt_is_counted_with_all_its_groups_and_ranks(
     groups: int, ranks: int
 ) -> None:
     configuration = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=8190),
         parallel_config=SimpleNamespace(world_size=ranks),
     )
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
@@ -92,5 +109,5 @@ def test_the_longest_prompt_is_counted_with_all_its_groups_and_ranks(
         kv_cache_groups=[group] * groups,
         kv_cache_tensors=[SimpleNamespace(size=100 << 20)],
     )
-    assert longest_prompt_bytes(configuration, cache) == groups * ranks * 512 << 20
+    assert kv_bytes(configuration, cache, 8190) == groups * ranks * 512 << 20
     assert PROMPTS == 8

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvrouter_store._core import StoreServer
 from kvrouter_store.connectors.settings import ConnectorRefused
 from kvrouter_store.connectors.vllm import host_memory
-from kvrouter_store.connectors.vllm.host_memory import Host
+from kvrouter_store.connectors.vllm.host_memory import STEPS, Host
 from kvrouter_store.connectors.vllm.start import (
     EngineSettings,
     check_start,
@@ -47,7 +48,7 @@ def groups_of(*modes: str) -> SimpleNamespace:
 
 
 def start(configuration: SimpleNamespace, groups: SimpleNamespace = NO_GROUPS) -> EngineSettings:
-    return check_start(configuration, groups, "0.32.0+cpu")
+    return check_start(configuration, groups, "0.32.0+cpu", from_pool=True)
 
 
 def test_a_url_is_all_that_a_user_must_say() -> None:
@@ -113,22 +114,56 @@ def test_states_must_lie_at_the_ends_of_blocks() -> None:
         start(engine(SMALL), groups_of("align", "all"))
 
 
-def test_host_memory_is_what_is_set_or_what_the_processes_of_the_engine_agreed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert start(engine(SMALL)).cpu_bytes_to_use == SMALL["cpu_bytes_to_use"]
-    monkeypatch.setattr(host_memory, "SHARED", tmp_path)
-    monkeypatch.setattr(host_memory.Host, "here", lambda: Host(8 << 30, 8 << 30, 0))
+def sized(extra: dict[str, Any], name: str = "engine", *, from_pool: bool = True) -> int:
+    """Host memory of an engine whose steps compute 128 MiB, for prompts of one GiB."""
     cache = SimpleNamespace(
         num_blocks=100,
         kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))],
         kv_cache_tensors=[SimpleNamespace(size=100 << 20)],
     )
-    configuration = engine(URL, world_size=1)
-    configuration.model_config.max_model_len = 16
-    configuration.kv_transfer_config.engine_id = "engine"
-    assert host_bytes(EngineSettings.parse(URL, "kv_both"), configuration, cache) == 2 << 30
-    assert [path.read_text() for path in tmp_path.iterdir()] == [str(2 << 30)]
+    configuration = engine(extra, world_size=1)
+    configuration.model_config.max_model_len = 16 << 10
+    configuration.scheduler_config = SimpleNamespace(max_num_batched_tokens=2048)
+    configuration.kv_transfer_config.engine_id = name
+    settings = EngineSettings.parse(extra, "kv_both")
+    return host_bytes(settings, configuration, cache, from_pool=from_pool)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in the place of /dev/shm, on a host of 64 GiB."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(host_memory, "SHARED", folder)
+    monkeypatch.setattr(host_memory.Host, "here", lambda: Host(64 << 30, 64 << 30, 0))
+    return folder
+
+
+def test_host_memory_is_what_is_set_or_what_the_processes_of_the_engine_agreed_on(
+    shared: Path,
+) -> None:
+    assert start(engine(SMALL)).cpu_bytes_to_use == SMALL["cpu_bytes_to_use"]
+    assert sized(URL) == 16 << 30
+    assert [path.read_text() for path in shared.iterdir()] == [str(16 << 30)]
+
+
+def test_beside_a_store_on_its_host_an_engine_takes_what_a_few_steps_compute(
+    shared: Path, tmp_path: Path
+) -> None:
+    node = StoreServer(unix_path=str(tmp_path / "s"), pool_bytes=1 << 20)
+    node.start()
+    url = {"url": f"kv://127.0.0.1:{node.port}"}
+    here = sized(url)
+    others = [
+        sized(url, "below MultiConnector", from_pool=False),
+        sized({**url, "transport": "tcp"}, "not mapped"),
+        sized({**url, "neighbours": "any"}, "loads from other hosts"),
+    ]
+    node.stop()
+    others.append(sized(url, "the store is away"))
+    assert here == STEPS * (128 << 20)
+    assert others == [16 << 30] * 4
+    assert len(list(shared.iterdir())) == 5
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "main"])
