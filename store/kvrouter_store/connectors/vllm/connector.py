@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvstore")
 
 NAME = "KVStoreConnector"
+GENERATED_TOKENS = 128  # that a request offers together: with many streams each put delays all
 IDLE_WAIT_S = 0.005  # a step without tokens waits for the store instead of spinning
 
 
@@ -73,7 +74,6 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
-        from_pool = _may_fail_loads(vllm_config)
         config = offloading_config(
             vllm_config, settings.cpu_bytes_to_use, identity, from_pool=from_pool
         )
@@ -81,6 +81,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             check_names(facts)
         super().__init__(config, role, kv_cache_config)
         self._epochs: dict[int, int] = {}  # of the pools that ranks have mapped
+        self._idle = False  # whether the last step had no tokens
         if identity is not None:
             self._pace = Pace()
             self._leases.windowed = [
@@ -88,6 +89,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                 for config in self.scheduler.config.kv_group_configs
                 if config.sliding_window_size_in_chunks is not None
             ]
+            if not self._leases.windowed:  # else older blocks are gone by then
+                offered = partial(_offered, self.scheduler._calc_num_offloadable_tokens)
+                self.scheduler._calc_num_offloadable_tokens = offered
             unit = self.scheduler.config.tokens_per_hash
             self._names = NameCheck(chain_root(facts), unit, log)
             self._tier.arrivals.await_groups(
@@ -223,7 +227,10 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         return reset
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """This step's loads and stores. A step without tokens waits for news of the store."""
+        """This step's loads and stores. Steps without tokens wait for news of the store.
+
+        But for the first of them: the step before it may yet be computed, and its output waits.
+        """
         if preempted := scheduler_output.preempted_req_ids:
             # Those that a reset preempted may load in this step; vLLM asserts that they do not.
             loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
@@ -234,7 +241,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         metadata = super().build_connector_meta(scheduler_output)
         self._note_pace(scheduler_output)
         waits = self._tier.busy or self._room.waiting or self._leases.asking
-        if waits and not scheduler_output.num_scheduled_tokens:
+        was_idle, self._idle = self._idle, not scheduler_output.num_scheduled_tokens
+        if waits and was_idle and self._idle:
             self._tier.wait_news(IDLE_WAIT_S)
         return metadata
 
@@ -349,6 +357,15 @@ def offloading_config(
         transfer.kv_connector_extra_config, needed, identity, from_pool=from_pool
     )
     return changed
+
+
+def _offered(offloadable: Callable[[Any, int], int], status: Any, computed: int) -> int:
+    """How many of the tokens that are computed a request offers now: of its answer in batches."""
+    tokens = offloadable(status, computed)
+    generated: int = tokens - status.req.num_prompt_tokens
+    if generated <= 0 or status.req.is_finished():
+        return tokens
+    return tokens - generated % GENERATED_TOKENS
 
 
 def _may_fail_loads(vllm_config: Any) -> bool:
