@@ -192,6 +192,13 @@ class Engine:
                 found[key.replace("{}", "")] = float(value)
         return found
 
+    def wait_counter(self, name: str, value: float, deadline_s: float = 20.0) -> None:
+        """Return once the engine's metric has this value."""
+        until = time.monotonic() + deadline_s
+        while (found := self.counters().get(name)) != value:
+            assert time.monotonic() < until, f"{name} of {self.options.name} is {found}"
+            time.sleep(0.2)
+
     def prompt_tokens(self) -> dict[str, int]:
         """Prompt tokens so far by where their KV came from, by vLLM's own counter."""
         pattern = re.compile(r'vllm:prompt_tokens_by_source_total\{source="(\w+)"\}')

@@ -81,6 +81,13 @@ class Service:
         found: dict[str, int] = json.loads(ask(self.http, "GET", "/stats", None, 10.0)[1])
         return found
 
+    def wait_stored(self, blocks: int, deadline_s: float = 20.0) -> None:
+        """Return once so many blocks have been committed to a store."""
+        until = time.monotonic() + deadline_s
+        while (found := self.stats()["commits_total"]) != blocks:
+            assert time.monotonic() < until, f"{found} of {blocks} blocks are stored"
+            time.sleep(0.1)
+
     def memory_file(self) -> Path:
         """A store's pool, as a file that can be written behind its back."""
         for link in Path(f"/proc/{self.process.pid}/fd").iterdir():

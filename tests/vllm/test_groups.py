@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -148,7 +147,7 @@ def test_decode_loads_what_prefill_computed_once_it_has_landed(here: Site, name:
             alone = replace(question, salt="alone")
             answer(prefill.address, alone)
             expected = reference(prefill.address, alone)  # from its own cache
-            wait_stored(here.store, stored + kept)  # an engine stores after its answer
+            here.store.wait_stored(stored + kept)  # an engine stores after its answer
             loaded = external(decode)
             assert not difference(expected, answer(router.address, question))
             stored += 2 * kept
@@ -242,7 +241,7 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
             whole = [len(question.prompt) // 32 * 32 for question in asked[8:]]
             assert external(decode) - loaded == sum(whole)
             for engine in (prefill, decode):
-                wait_counter(engine, "vllm:kv_offload_cpu_cache_usage_perc", 0.0)
+                engine.wait_counter("vllm:kv_offload_cpu_cache_usage_perc", 0.0)
             held = here.store.stats()
             assert held["leases"] == held["reserved_blocks"] == 0
 
@@ -260,13 +259,13 @@ def test_one_rank_and_two_share_in_the_canonical_layout(here: Site, name: str) -
         asked = one, replace(other, salt="alone")
         expected = [reference(single.address, question) for question in asked]
         manifest = reported(single)["manifest"]
-        wait_stored(here.store, 2 * kept)
+        here.store.wait_stored(2 * kept)
     with running([pair := here.start(two, "pair", "0|1", canonical_layout=True)]):
         assert reported(pair)["manifest"] == manifest
         assert not difference(expected[0], answer(pair.address, one))
         assert external(pair) == whole * 32
         answer(pair.address, other)
-        wait_stored(here.store, 3 * kept)
+        here.store.wait_stored(3 * kept)
     with running([single := here.start(kind, "single", "0", canonical_layout=True)]):
         assert not difference(expected[1], answer(single.address, other))
         assert external(single) == whole * 32
@@ -280,19 +279,3 @@ def test_an_engine_that_cannot_work_names_the_flag_to_set(here: Site) -> None:
         assert "set --prefix-caching-hash-algo sha256_cbor" in refusing.wait_refused()
     finally:
         refusing.stop()
-
-
-def wait_stored(store: Service, blocks: int, deadline_s: float = 20.0) -> None:
-    """Return once so many blocks have been committed."""
-    until = time.monotonic() + deadline_s
-    while (found := store.stats()["commits_total"]) != blocks:
-        assert time.monotonic() < until, f"{found} of {blocks} blocks are stored"
-        time.sleep(0.1)
-
-
-def wait_counter(engine: Engine, name: str, value: float, deadline_s: float = 20.0) -> None:
-    """Return once the engine's metric has this value."""
-    until = time.monotonic() + deadline_s
-    while (found := engine.counters().get(name)) != value:
-        assert time.monotonic() < until, f"{name} of {engine.options.name} is {found}"
-        time.sleep(0.2)

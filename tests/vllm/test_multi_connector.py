@@ -65,6 +65,8 @@ def cluster(
 
 def test_a_prompt_is_handed_over_by_nixl_and_reused_from_the_store(cluster: Cluster) -> None:
     prefill, decode = cluster.prefill, cluster.decode
+    for engine in (prefill, decode):
+        engine.wait_log("of the store's memory")
     one = Question("one", token_prompt(random.Random(1), 210), max_tokens=12)
     other = Question("other", token_prompt(random.Random(2), 210), max_tokens=12)
     longer = replace(other, prompt=[*other.prompt, *range(40, 60)])
@@ -76,13 +78,15 @@ def test_a_prompt_is_handed_over_by_nixl_and_reused_from_the_store(cluster: Clus
     assert by_nixl > 0
     assert by_store == 0
 
+    stored = cluster.store.stats()["commits_total"]
     answer(decode.address, other)  # computed there, and kept in the store
+    cluster.store.wait_stored(stored + 6)
     before = moved(cluster)
     assert not difference(expected[1], answer(cluster.router.address, longer))
     by_nixl, by_store = gained(before, moved(cluster))
     assert by_nixl > 0
     assert by_store == 192  # whole blocks, loaded by the prefill engine
-    assert prefill.counters()["vllm:kv_cache_usage_perc"] == 0.0
+    prefill.wait_counter("vllm:kv_cache_usage_perc", 0.0)
 
 
 def moved(cluster: Cluster) -> tuple[int, int]:

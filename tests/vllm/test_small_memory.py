@@ -50,6 +50,7 @@ def test_what_a_request_may_not_load_and_what_no_sound_store_says_is_computed(
     assert found["as it is"] == [12, 0, 7]
     assert found["no tiers"] == [0, 0, 12 * 64 + 7]
     assert found["beyond"] == [12, 1, 12 * 64 + 7]
+    assert found["told together"]  # what one rank tells beside another is not lost
 
 
 @pytest.mark.vllm

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from tests.vllm.inside.groups import KINDS
 from tests.vllm.inside.scheduled import Engine
 from tests.vllm.inside.small_memory import ENOUGH, engine, prompts
 
@@ -38,6 +39,18 @@ def beyond(loading: Engine) -> Engine:
     return loading
 
 
+def told_together(model: str, url: str) -> bool:
+    """A rank tells of the store's memory in the step in which another has stored something."""
+    settings = {"url": url, "model": "told", "weights_revision": "none"}
+    ranks = Engine(KINDS["latents"], model, 80, settings, ranks=2)
+    one, other = (rank.worker for rank in ranks.ranks)
+    one.connector_worker._connector_worker_meta.mark_completed(1)
+    other.connector_worker.worker._told = 0
+    told = one.build_connector_worker_meta().aggregate(other.build_connector_worker_meta())
+    outcome(ranks)
+    return bool(told.epochs[1]) and told.completed_jobs == {1: 1}
+
+
 if __name__ == "__main__":
     model, url = sys.argv[1:]
     computing, *others = [engine("latents", model, url, ENOUGH) for _ in range(4)]
@@ -46,5 +59,6 @@ if __name__ == "__main__":
         "as it is": outcome(others[0]),
         "no tiers": outcome(others[1], kv_load_tiers=[]),
         "beyond": outcome(beyond(others[2])),
+        "told together": told_together(model, url),
     }
     print("\n" + json.dumps(found), flush=True)

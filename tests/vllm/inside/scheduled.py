@@ -5,6 +5,7 @@ that attention would read, then writes what the step computes: of each block a p
 hash, its layer and the weights determine.
 """
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -185,8 +186,9 @@ class Engine:
     def _step_of(self, rank: Rank, output: Any) -> ModelRunnerOutput:
         """What one rank does in a step, and its answer."""
         worker, scheduled = rank.worker, output.num_scheduled_tokens
-        worker.handle_preemptions(output.kv_connector_metadata)
-        worker.bind_connector_metadata(output.kv_connector_metadata)
+        metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))  # a copy of its own
+        worker.handle_preemptions(metadata)
+        worker.bind_connector_metadata(metadata)
         for request_id, tokens in scheduled.items():
             self._compute(rank, self.scheduler.requests[request_id], tokens)
         worker.start_load_kv(None)

@@ -222,6 +222,10 @@ class Walk:
                 self._step(engine)
                 assert time.monotonic() < until, engine.waiting()
             assert not engine.leaks(), engine.leaks()
+            leases = engine.connector.scheduler.manager.leases
+            while self._path and not leases.epoch:  # all ranks map the store's memory again
+                self._step(engine)
+                assert time.monotonic() < until, "a rank did not tell that it has mapped the store"
 
     def close(self) -> None:
         """End engines and store."""

@@ -65,8 +65,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        from_pool = _may_fail_loads(vllm_config)
-        settings = check_start(vllm_config, kv_cache_config, vllm.__version__, from_pool=from_pool)
+        settings = check_start(vllm_config, kv_cache_config, vllm.__version__)
         facts = required_facts(vllm.__version__, allow_untested=settings.allow_untested)
         identity = None
         if role == KVConnectorRole.SCHEDULER:
@@ -74,9 +73,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
-        config = offloading_config(
-            vllm_config, settings.cpu_bytes_to_use, identity, from_pool=from_pool
-        )
+        self._alone = _have_failed_loads_computed(vllm_config)
+        config = offloading_config(vllm_config, settings.cpu_bytes_to_use, identity)
         if settings.allow_untested:
             check_names(facts)
         super().__init__(config, role, kv_cache_config)
@@ -206,10 +204,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                 self._leases.examine(status.req_context)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Note which ranks have mapped the store's memory when the engine starts.
-
-        A MultiConnector passes on what those of another connector tell.
-        """
+        """Note which ranks have mapped the store's memory; a MultiConnector passes on others'."""
         for each in metadata.values():
             if isinstance(each, PoolHandshake):
                 self._note_epochs(each.epochs)
@@ -287,8 +282,12 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         return results
 
     def get_handshake_metadata(self) -> Any:
-        """Whose memory this rank has mapped; it waits a while for a store that is slow."""
-        if not isinstance(worker := self.connector_worker.worker, PoolWorker):
+        """Whose memory this rank has mapped; it waits a while for a store that is slow.
+
+        A MultiConnector passes on what one of its connectors says, and another may depend on it.
+        """
+        worker = self.connector_worker.worker
+        if not (self._alone and isinstance(worker, PoolWorker)):
             return None
         worker.wait_look()
         return PoolHandshake(worker.take_epoch())
@@ -298,8 +297,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         metadata, side = super().build_connector_worker_meta(), self.connector_worker
         if side is None or not isinstance(side.worker, PoolWorker):
             return metadata
-        if not (epochs := side.worker.take_epoch()):
-            return metadata
+        epochs = side.worker.take_epoch()
+        if metadata is None and not epochs:
+            return None
         metadata = metadata or OffloadingWorkerMetadata()
         return PoolWorkerMetadata(metadata.completed_jobs, metadata.transfer_stats, epochs)
 
@@ -346,15 +346,13 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         return tier
 
 
-def offloading_config(
-    vllm_config: Any, needed: int, identity: Any, *, from_pool: bool = False
-) -> Any:
+def offloading_config(vllm_config: Any, needed: int, identity: Any) -> Any:
     """A copy of the configuration that has the settings of vLLM's offloading in place of ours."""
     changed = copy(vllm_config)
     transfer = changed.kv_transfer_config = copy(vllm_config.kv_transfer_config)
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     transfer.kv_connector_extra_config = settings.as_offloading(
-        transfer.kv_connector_extra_config, needed, identity, from_pool=from_pool
+        transfer.kv_connector_extra_config, needed, identity
     )
     return changed
 
@@ -368,17 +366,17 @@ def _offered(offloadable: Callable[[Any, int], int], status: Any, computed: int)
     return tokens - generated % GENERATED_TOKENS
 
 
-def _may_fail_loads(vllm_config: Any) -> bool:
-    """Have vLLM compute what cannot be loaded; whether it does.
+def _have_failed_loads_computed(vllm_config: Any) -> bool:
+    """Have vLLM compute what cannot be loaded, not fail the request. Whether no other connector is.
 
-    Its default is to fail the request. It reads the setting after it has made its connector; that
-    of a MultiConnector is not within the reach of those that it makes.
+    Its scheduler reads the setting after it has made its connector. A MultiConnector gives a copy
+    of the configuration to those that it makes, and has the one that counts.
     """
-    frames = (frame for frame, _ in walk_stack(None))
-    if any(isinstance(frame.f_locals.get("self"), MultiConnector) for frame in frames):
-        return False
-    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-    return True
+    frames = (frame.f_locals for frame, _ in walk_stack(None))
+    makers = [names for names in frames if isinstance(names.get("self"), MultiConnector)]
+    for names in ({"vllm_config": vllm_config}, *makers):
+        names["vllm_config"].kv_transfer_config.kv_load_failure_policy = "recompute"
+    return not makers
 
 
 with suppress(ValueError):  # it is registered

@@ -216,9 +216,9 @@ class Leases:
 
         The store then deletes them.
         """
-        held = self._held(context)
-        self._threads.submit(self._examine, list(held.loaded))
-        held.loaded.clear()
+        if (held := context.get_state(_Held)) is not None and held.loaded:
+            self._threads.submit(self._examine, list(held.loaded))
+            held.loaded.clear()
 
     def release(self, context: Context, *, elsewhere: bool = False) -> None:
         """The request ended, or the ranks have loaded. Idempotent.

@@ -183,8 +183,8 @@ class PoolWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]
 
     def aggregate(self, other: OffloadingWorkerMetadata) -> "PoolWorkerMetadata":
         """What two ranks, or steps, tell together."""
-        both = super().aggregate(other)
-        epochs = {**self.epochs, **getattr(other, "epochs", {})}
+        assert isinstance(other, PoolWorkerMetadata)  # else one of them would be lost
+        both, epochs = super().aggregate(other), self.epochs | other.epochs
         return PoolWorkerMetadata(both.completed_jobs, both.transfer_stats, epochs)
 
 

@@ -57,12 +57,9 @@ class EngineSettings(ConnectorSettings):
         return self.transport in {"auto", "shm"}
 
     def as_offloading(
-        self, extra: Mapping[str, Any], host_bytes: int, identity: Any, *, from_pool: bool
+        self, extra: Mapping[str, Any], host_bytes: int, identity: Any
     ) -> dict[str, Any]:
-        """What vLLM's offloading reads in the place of `extra`.
-
-        from_pool: ranks load from the memory of a store on their host.
-        """
+        """What vLLM's offloading reads in the place of `extra`."""
         ours = {"cpu_bytes_to_use", "canonical_layout", "allow_untested", "parts"}
         store = {key: value for key, value in extra.items() if key not in ours}
         return {
@@ -72,7 +69,7 @@ class EngineSettings(ConnectorSettings):
             "canonical_layout": self.canonical_layout,
             "offload_prompt_only": self.save == "prompt",
             "self_test": self.allow_untested,
-            "pool": self if from_pool and self.maps else None,
+            "pool": self if self.maps else None,
             "secondary_tiers": [
                 {
                     **store,
@@ -85,13 +82,8 @@ class EngineSettings(ConnectorSettings):
         }
 
 
-def check_start(
-    vllm_config: Any, kv_cache_config: Any, version: str, *, from_pool: bool
-) -> EngineSettings:
-    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set.
-
-    from_pool: ranks may load from the memory of a store on their host.
-    """
+def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
+    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
     transfer = vllm_config.kv_transfer_config
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     facts = required_facts(version, allow_untested=settings.allow_untested)
@@ -101,8 +93,7 @@ def check_start(
         refuse_any(["KV depends on what follows it; leave --kv-transfer-config out"])
     if any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs):
         refuse_any(["states must lie at the ends of blocks; set --mamba-cache-mode align"])
-    needed = host_bytes(settings, vllm_config, kv_cache_config, from_pool=from_pool)
-    there = _shared_memory_bytes()
+    needed, there = host_bytes(settings, vllm_config, kv_cache_config), _shared_memory_bytes()
     if there < needed:
         raise refused(
             f'"cpu_bytes_to_use" is {needed}, and /dev/shm has {there} bytes; set it lower, or '
@@ -111,20 +102,18 @@ def check_start(
     return replace(settings, cpu_bytes_to_use=needed)
 
 
-def host_bytes(
-    settings: EngineSettings, vllm_config: Any, kv_cache_config: Any, *, from_pool: bool
-) -> int:
+def host_bytes(settings: EngineSettings, vllm_config: Any, kv_cache_config: Any) -> int:
     """Host memory for KV on its way: what the settings say, or by what the host has.
 
     The same in all processes of an engine. It is small where no load passes through it: from a
-    store on this host, without neighbours. from_pool: as of `check_start`.
+    store on this host, without neighbours.
     """
     if settings.cpu_bytes_to_use:
         return settings.cpu_bytes_to_use
     ranks = vllm_config.parallel_config.world_size
 
     def find() -> int:
-        if from_pool and settings.maps and not settings.neighbours and _is_here(settings):
+        if settings.maps and not settings.neighbours and _is_here(settings):
             tokens = vllm_config.scheduler_config.max_num_batched_tokens
             step = kv_bytes(vllm_config, kv_cache_config, tokens)
             return size_beside_store(step, ranks, Host.here())

@@ -48,15 +48,17 @@ def groups_of(*modes: str) -> SimpleNamespace:
 
 
 def start(configuration: SimpleNamespace, groups: SimpleNamespace = NO_GROUPS) -> EngineSettings:
-    return check_start(configuration, groups, "0.32.0+cpu", from_pool=True)
+    return check_start(configuration, groups, "0.32.0+cpu")
 
 
 def test_a_url_is_all_that_a_user_must_say() -> None:
-    told = EngineSettings.parse(URL, "kv_both").as_offloading(URL, 1 << 30, "who", from_pool=False)
+    told = EngineSettings.parse(URL, "kv_both").as_offloading(URL, 1 << 30, "who")
     assert told["spec_name"] == "StoreOffloadingSpec"
     assert told["cpu_bytes_to_use"] == 1 << 30
     assert told["offload_prompt_only"] is False
-    assert told["pool"] is None
+    assert told["pool"] == EngineSettings.parse(URL, "kv_both")
+    over_tcp = EngineSettings.parse({**URL, "transport": "tcp"}, "kv_both")
+    assert over_tcp.as_offloading(URL, 1 << 30, "who")["pool"] is None
     (tier,) = told["secondary_tiers"]
     assert tier == {
         **URL,
@@ -69,7 +71,7 @@ def test_a_url_is_all_that_a_user_must_say() -> None:
 
 def test_host_memory_is_vllms_and_threads_are_the_tiers() -> None:
     extra = {**URL, "cpu_bytes_to_use": 1 << 20, "threads": 2, "save": "prompt"}
-    told = start(engine(extra)).as_offloading(extra, 1 << 20, None, from_pool=True)
+    told = start(engine(extra)).as_offloading(extra, 1 << 20, None)
     assert told["canonical_layout"] is False
     assert (told["cpu_bytes_to_use"], told["offload_prompt_only"]) == (1 << 20, True)
     (tier,) = told["secondary_tiers"]
@@ -114,7 +116,7 @@ def test_states_must_lie_at_the_ends_of_blocks() -> None:
         start(engine(SMALL), groups_of("align", "all"))
 
 
-def sized(extra: dict[str, Any], name: str = "engine", *, from_pool: bool = True) -> int:
+def sized(extra: dict[str, Any], name: str = "engine") -> int:
     """Host memory of an engine whose steps compute 128 MiB, for prompts of one GiB."""
     cache = SimpleNamespace(
         num_blocks=100,
@@ -126,7 +128,7 @@ def sized(extra: dict[str, Any], name: str = "engine", *, from_pool: bool = True
     configuration.scheduler_config = SimpleNamespace(max_num_batched_tokens=2048)
     configuration.kv_transfer_config.engine_id = name
     settings = EngineSettings.parse(extra, "kv_both")
-    return host_bytes(settings, configuration, cache, from_pool=from_pool)
+    return host_bytes(settings, configuration, cache)
 
 
 @pytest.fixture
@@ -155,15 +157,14 @@ def test_beside_a_store_on_its_host_an_engine_takes_what_a_few_steps_compute(
     url = {"url": f"kv://127.0.0.1:{node.port}"}
     here = sized(url)
     others = [
-        sized(url, "below MultiConnector", from_pool=False),
         sized({**url, "transport": "tcp"}, "not mapped"),
         sized({**url, "neighbours": "any"}, "loads from other hosts"),
     ]
     node.stop()
     others.append(sized(url, "the store is away"))
     assert here == STEPS * (128 << 20)
-    assert others == [16 << 30] * 4
-    assert len(list(shared.iterdir())) == 5
+    assert others == [16 << 30] * 3
+    assert len(list(shared.iterdir())) == 4
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "main"])
@@ -193,5 +194,5 @@ def test_ranks_load_from_the_stores_memory_where_they_may_map_it(
 ) -> None:
     extra = {**URL, "transport": transport}
     settings = EngineSettings.parse(extra, "kv_both")
-    told = settings.as_offloading(extra, 1 << 20, None, from_pool=True)
+    told = settings.as_offloading(extra, 1 << 20, None)
     assert (told["pool"] is settings) == mapped
