@@ -374,8 +374,8 @@ def _have_failed_loads_computed(vllm_config: Any) -> bool:
     """
     frames = (frame.f_locals for frame, _ in walk_stack(None))
     makers = [names for names in frames if isinstance(names.get("self"), MultiConnector)]
-    for names in ({"vllm_config": vllm_config}, *makers):
-        names["vllm_config"].kv_transfer_config.kv_load_failure_policy = "recompute"
+    for config in (vllm_config, *(each.get("vllm_config", vllm_config) for each in makers)):
+        config.kv_transfer_config.kv_load_failure_policy = "recompute"
     return not makers
 
 
