@@ -62,7 +62,7 @@ class Reach:
         try:
             self._before_beat()
             self.latest = self.client.stats()
-        except KVStoreError as error:
+        except Exception as error:  # whatever it is: else nobody would look for the store any more
             self._lost(error)
             return False
         if self._away.is_set():
@@ -93,12 +93,13 @@ class Reach:
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
-    def _lost(self, error: KVStoreError) -> None:
+    def _lost(self, error: Exception) -> None:
         with self._turn:
             known = self._away.is_set() or isinstance(error, StoreClosed)
             self._away.set()
         if not known:
-            self.log.warning("the store is away, going on without it: %s", error)
+            trace = not isinstance(error, KVStoreError)
+            self.log.warning("the store is away, going on without it: %s", error, exc_info=trace)
 
     def _run(self) -> None:
         while not self._closed.is_set():

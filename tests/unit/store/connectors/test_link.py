@@ -108,6 +108,18 @@ def test_a_store_that_is_away_is_looked_for_more_often_than_one_that_is_there(
     assert pauses == [HEARTBEAT_S, AWAY_S, HEARTBEAT_S, AWAY_S]
 
 
+def test_whatever_ends_a_look_for_the_store_the_next_one_follows(
+    client: FakeClient, link: StoreLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.failure = cast("Any", RuntimeError("not foreseen"))
+    link.start()
+    assert eventually(lambda: link.away)
+    client.failure = None
+    assert eventually(lambda: not link.away)
+    link.close()
+    assert "Traceback" in caplog.text
+
+
 def test_closing_ends_the_thread_and_the_client(client: FakeClient, link: StoreLink) -> None:
     before = threading.active_count()
     link.start()
