@@ -333,7 +333,7 @@ async def test_half_a_request_reaches_no_engine(site: Open) -> None:
 async def test_bodies_that_are_half_in_take_no_more_than_max_body_memory(site: Open) -> None:
     here = await site(max_body_memory="300KB")
     half = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 900000\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 250000\r\n\r\n"
         + b" " * 200_000
     )
     _, first = await asyncio.open_connection("127.0.0.1", here.port)
@@ -350,6 +350,17 @@ async def test_bodies_that_are_half_in_take_no_more_than_max_body_memory(site: O
     for writer in (first, second):
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_body_that_can_never_fit_is_told_so_and_not_to_try_again(site: Open) -> None:
+    here = await site(max_body_memory="300KB")
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 300001\r\n\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"retry-after" not in answer
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_the_budget_is_whole_after_engines_that_came_back_and_failed(site: Open) -> None:

@@ -18,7 +18,7 @@ class ClientSettings(BaseModel):
         default=ByteSize(Limits().body_memory_bytes),
         gt=0,
         description="Memory for request bodies that have not arrived completely, as 512MiB. A "
-        "request that needs more is answered 503 with Retry-After.",
+        "request that finds too little is answered 503 with Retry-After; 413 if it needs more.",
         json_schema_extra={"section": "Clients"},
     )
     keep_alive_timeout_s: float = Field(
@@ -58,6 +58,7 @@ class ClientSettings(BaseModel):
         return Limits(
             connections=connections(Limits().connections, _EACH),
             body_memory_bytes=self.max_body_memory,
+            body_bytes=min(Limits().body_bytes, self.max_body_memory),
             idle_timeout_s=self.keep_alive_timeout_s,
             head_timeout_s=self.client_header_timeout_s,
             body_timeout_s=self.client_body_timeout_s,
