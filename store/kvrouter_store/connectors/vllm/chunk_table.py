@@ -120,13 +120,6 @@ class ChunkTable:
         self._held.difference_update(keys)
         self._idle.update(dict.fromkeys(keys))
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """They were used now; the first of `keys` is evicted first."""
-        idle = [key for key in keys if key in self._idle]
-        for key in idle:
-            del self._idle[key]
-        self._idle.update(dict.fromkeys(idle))
-
     def _still_held(self, key: bytes) -> bool:
         more = self._more.pop(key, 0)
         if more > 1:

@@ -58,10 +58,6 @@ class HostChunks(OffloadingManager):  # type: ignore[misc]
         """As vLLM's."""
         return self._memory.get_load_source(key, req_context)
 
-    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """They were used now."""
-        self.table.touch(_from_the_end(keys, req_context))
-
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Where chunks are, that stay until `complete_load`."""
         return CPULoadStoreSpec(self.table.hold(keys))

@@ -77,13 +77,6 @@ class Walk(RuleBasedStateMachine):
         self.held.subtract(those)
         self.order += [key for key in those if not self.held[key]]
 
-    @rule(keys=some)
-    def touch(self, keys: list[bytes]) -> None:
-        """What was used goes after all others."""
-        self.table.touch(keys)
-        used = [key for key in keys if key in self.order]
-        self.order = [key for key in self.order if key not in used] + used
-
     @rule()
     def clear(self) -> None:
         """Nothing is there, and nothing is held."""
