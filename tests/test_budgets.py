@@ -31,7 +31,9 @@ several hosts, LMCache and Mooncake (words 800), memory that a device registers 
 LMCache's coordinator does not know (Python 350), the life of engines, one table of failures,
 comments to clients that wait, room for many hits at once, bounds of what peers send, and a server
 of our own in place of two frameworks' (Python 3,250, of which 120 in the request path, C++ 650;
-words 1,100).
+words 1,100), side doors, odd engines and a newcomer's first hour: CORS, encoded bodies, multipart,
+salts from keys, client certificates, a simulator that keeps to schemas, memory limits of containers
+(Python 1,750, of which 90 in the request path, C++ 100; words 1,370).
 """
 
 from collections.abc import Callable, Iterable
@@ -127,12 +129,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 56_850),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 58_600),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
-    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_400),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_240),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 19_500),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_330),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 34_930),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 36_300),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
