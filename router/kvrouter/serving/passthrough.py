@@ -167,9 +167,10 @@ class Passthrough:
         span: Span | None = None
         try:
             span, fields = context.begin_leg("kvrouter.forward", engine)
-            path, as_it_is = context.exchange.path, endpoint is OTHER
-            sent = path, fields, body
-            answer = await forward(self.client, engine, sent, as_it_is=as_it_is)
+            sent, as_it_is = (context.exchange.path, fields, body), endpoint is OTHER
+            answer = await forward(
+                self.client, engine, sent, as_it_is=as_it_is, once=not endpoint.again
+            )
             await self._pass_on(context, endpoint, ticket, answer)
         finally:
             ticket.release()

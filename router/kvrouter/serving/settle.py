@@ -8,6 +8,7 @@ for several in a row it is there already (benchmarks/overhead.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.tracing.trace import Tracing
+
+log = logging.getLogger(__name__)
 
 _TOGETHER: Final = 16
 _BODY_BYTES: Final = 1 << 16
@@ -60,14 +63,20 @@ class Settler:
         self.settle()
 
     def settle(self) -> None:
-        """Count and trace those that wait, and give their lines to the log."""
+        """Count and trace those that wait, and give their lines to the log. Raises nothing.
+
+        One that cannot be settled is lost alone: whoever calls has nothing to do with it.
+        """
         waiting, self._waiting = self._waiting, []
         since_1970_s = time() - monotonic()
         for context, now_s in waiting:
-            if context.endpoint is None:
-                self._settle(context, now_s, since_1970_s + now_s)
-            else:
-                self._settle_passed_through(context, context.endpoint, now_s, since_1970_s + now_s)
+            try:
+                if context.endpoint is None:
+                    self._settle(context, now_s, since_1970_s + now_s)
+                else:
+                    self._settle_passed(context, context.endpoint, now_s, since_1970_s + now_s)
+            except Exception:
+                log.exception("request %s is not counted or logged", context.request_id)
 
     def _settle(self, context: RequestContext, now_s: float, at_s: float) -> None:
         parts = parts_of(context.timing, context.timing.first_s or now_s)
@@ -79,7 +88,7 @@ class Settler:
             end_request(context, context.trace.request, parts, now_s)
             self.tracing.take(context.trace)
 
-    def _settle_passed_through(
+    def _settle_passed(
         self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
     ) -> None:
         status = _status(context)

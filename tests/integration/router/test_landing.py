@@ -4,12 +4,15 @@ import asyncio
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
 from tests.integration.router.conftest import Open, metric, text
 
+from kvrouter.prefix.stores.base import StoreMatch
+from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
@@ -79,6 +82,25 @@ async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(
     assert b"kvrouter:recompute_tokens 0.0" in body
     assert b"kvrouter:recompute_max_tokens 131072.0" in body
     await asyncio.to_thread(await_stat, node, "leases", 0)
+
+
+async def test_the_store_is_asked_for_several_manifests_at_once(
+    site: Open, node: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(engines: list[FakeEngine]) -> None:
+        for number, engine in enumerate(engines):
+            engine.manifest = manifest_of(4096 << number).digest.hex()
+
+    here = await site(0, 2, store=node.url, policy="prefix", prepare=differ)
+    together, match = asyncio.Barrier(2), NodesView.match
+
+    async def meeting(*asked: Any) -> StoreMatch:
+        async with asyncio.timeout(5):
+            await together.wait()
+        return await match(*asked)
+
+    monkeypatch.setattr(NodesView, "match", meeting)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
 
 
 async def test_a_landing_waits_only_for_what_the_store_did_not_hold(

@@ -401,6 +401,19 @@ async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int)
     assert metrics.success == {("stop", "v"): kept + 1}
 
 
+async def test_a_request_that_cannot_be_settled_is_lost_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = Metrics()
+    ended = Settler(metrics, None, None)
+    wrong = named(b"")
+    wrong.timing = cast("Any", None)
+    for context in (named(b""), wrong, named(bytes(65_537))):
+        ended.take(context, 10.5)
+    assert metrics.success == {("stop", "v"): 2}
+    assert "request id is not counted or logged" in caplog.text
+
+
 async def test_lines_tell_when_their_requests_ended(site: Open) -> None:
     written, before_s = BytesIO(), time()
     here = await site(lines=RequestLog(written, plain=False))

@@ -143,6 +143,18 @@ async def test_what_an_engine_may_have_begun_is_not_asked_twice(
     assert sum(len(engine.posted) for engine in here.decode) == 1
 
 
+@pytest.mark.parametrize(("path", "times"), [(RESPONSES, 2), ("/v1/messages", 2), (RERANK, 3)])
+async def test_what_may_have_begun_is_not_sent_again_when_a_kept_connection_breaks(
+    site: Open, path: str, times: int
+) -> None:
+    here = await site(1, 1)
+    offer(here.decode, saying(200, {}))
+    assert (await here.post(body(), path))[0] == 200
+    offer(here.decode, drop)
+    assert (await here.post(body(), path))[0] == 503
+    assert len(here.decode[0].posted) == times
+
+
 async def test_what_an_engine_has_not_seen_goes_to_another(site: Open) -> None:
     here = await site(1, 2, health_interval_s=60)
     offer(here.decode, saying(200, {}))

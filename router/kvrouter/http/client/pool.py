@@ -64,6 +64,7 @@ class ConnectionPool:
         fields: bytes = b"",
         body: Sequence[bytes] = (),
         deadlines: Deadlines,
+        once: bool = False,
     ) -> EngineResponse:
         """Send a request and return its answer when its head is there.
 
@@ -73,6 +74,8 @@ class ConnectionPool:
             fields: header lines of this request, each with its line end; not checked.
             body: pieces of the body, sent one after another without being joined.
             deadlines: for connecting and for the first byte.
+            once: it must not be sent again where a kept connection had gone stale, as the engine
+                may have begun with it (RFC 9110 9.2.2): a new connection takes it.
 
         Raises:
             UpstreamError: the engine could not be reached or gave no answer in time. A cancelled
@@ -83,7 +86,7 @@ class ConnectionPool:
             sum(map(len, body)),
             fields,
         )
-        connection = self._take()
+        connection = None if once else self._take()
         while True:
             fresh = connection is None
             if connection is None:

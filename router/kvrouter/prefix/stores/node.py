@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.compatibility import digests_differ
 from kvrouter.engines.engine import CacheGroup
@@ -29,7 +29,10 @@ LEARN_DEADLINE_S: Final = 2.0
 SHOWN_DIFFERENCES: Final = 4
 RELOAD_INTERVAL_S: Final = 0.1
 """Least time between two requests for the store's manifests."""
+MOST_MANIFESTS: Final = 4096
+"""Manifests that are remembered; of engines that come back with others for ever, the latest."""
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,8 @@ class Manifests:
         if joined == manifest:
             self.renamed.pop(joined, None)
         elif self.renamed.get(joined) != manifest:
-            self.renamed[joined] = manifest
-            self.groups[manifest] = groups
+            note(self.renamed, joined, manifest)
+            note(self.groups, manifest, groups)
 
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
@@ -85,7 +88,7 @@ class NodeView:
     async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         if groups:
-            self.manifests.groups[manifest] = groups
+            note(self.manifests.groups, manifest, groups)
             self.manifests.resolved.pop(manifest, None)
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
@@ -158,7 +161,7 @@ class NodeView:
             if known is None:
                 return ()
             found.append((known, group.reach))
-        self.manifests.resolved[manifest] = found
+        note(self.manifests.resolved, manifest, found)
         return found
 
     async def _find(self, manifest: str) -> Manifest | None:
@@ -175,10 +178,18 @@ class NodeView:
     async def _reload(self) -> None:
         try:
             for each in await self.store.manifests():
-                self.manifests.known[each.digest.hex()] = each.manifest
+                note(self.manifests.known, each.digest.hex(), each.manifest)
             self._reload_at = self.clock() + RELOAD_INTERVAL_S
         finally:
             self._reloading = None
+
+
+def note(told: dict[str, T], manifest: str, value: T) -> None:
+    """Remember what was told last of a manifest, and no more than `MOST_MANIFESTS` of them."""
+    told.pop(manifest, None)
+    told[manifest] = value
+    if len(told) > MOST_MANIFESTS:
+        del told[next(iter(told))]
 
 
 def _consume(task: asyncio.Task[None]) -> None:

@@ -191,9 +191,19 @@ class EngineClient(Judge):
             self.engine_left(engine)
 
     def send(
-        self, engine: Engine, path: str, fields: bytes, body: bytes, deadlines: Deadlines
+        self,
+        engine: Engine,
+        path: str,
+        fields: bytes,
+        body: bytes,
+        deadlines: Deadlines,
+        *,
+        once: bool = False,
     ) -> Awaitable[EngineResponse]:
-        """POST to the engine's rank, with the engine's key; UpstreamError: no answer came."""
+        """POST to the engine's rank, with its key; UpstreamError: no answer came.
+
+        once: see `ConnectionPool.send`.
+        """
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
         fields = self.worker_keys.shown(engine.server.address, fields)
@@ -206,4 +216,6 @@ class EngineClient(Judge):
                 open_connections=self.connections(engine),
                 tls=self.trust.context if engine.server.tls else None,
             )
-        return connections.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)
+        return connections.send(
+            "POST", path, fields=fields, body=(body,), deadlines=deadlines, once=once
+        )

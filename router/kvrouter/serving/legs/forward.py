@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 async def forward(
-    client: EngineClient, engine: Engine, sent: Sent, *, as_it_is: bool = False
+    client: EngineClient, engine: Engine, sent: Sent, *, as_it_is: bool = False, once: bool = False
 ) -> EngineResponse:
     """The engine's answer to a request that is no leg, also if the engine refuses it.
 
-    With `as_it_is` an answer of any status: it says nothing about the engine.
+    With `as_it_is` an answer of any status: it says nothing about the engine. `once`: the request
+    is never sent again, as the engine may have begun with it.
 
     The caller must take the answer to its end or close it, and report success to the pool.
 
@@ -28,7 +29,7 @@ async def forward(
         LegFailed: no answer came, or one that is about the engine and not about the request.
     """
     try:
-        answer = await client.send(engine, *sent, client.deadlines)
+        answer = await client.send(engine, *sent, client.deadlines, once=once)
         if answer.status == 200:
             check_plain(answer)
     except UpstreamError as error:

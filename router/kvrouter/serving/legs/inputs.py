@@ -5,6 +5,7 @@ Asks only for what the policy or the threshold can use; without an answer the re
 
 from __future__ import annotations
 
+from asyncio import gather
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -147,9 +148,12 @@ class InputsBuilder:
     async def _match_store(self, prompt: PromptFacts, upto: int, decode: Sequence[Engine]) -> None:
         """Note what the store holds of the first blocks, by manifest of the engines."""
         chain = (prompt.hashes or b"")[: upto * HASH_BYTES]
-        if self.store is not None and chain:
-            manifests = {e.manifest for e in decode if e.manifest is not None}
-            prompt.stored = {m: await self.store.match(m, chain, prompt.origin) for m in manifests}
+        if self.store is None or not chain:
+            return
+        manifests = {e.manifest for e in decode if e.manifest is not None}
+        questions = [self.store.match(m, chain, prompt.origin) for m in manifests]
+        found = await gather(*questions) if len(questions) > 1 else [await q for q in questions]
+        prompt.stored = dict(zip(manifests, found, strict=True))
 
     def computed(self, engine: Engine, prompt: PromptFacts) -> None:
         """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""

@@ -168,6 +168,21 @@ async def test_a_connection_that_had_gone_stale_is_replaced_once(start: Start) -
     assert len(peers) == 2
 
 
+async def test_what_may_not_be_sent_again_never_takes_a_kept_connection(start: Start) -> None:
+    again: list[bytes] = []
+
+    async def once(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        again.append(await peer.request())  # and closes without a byte
+
+    pool, peers = await start(once, answers_ok)
+    for _ in range(2):
+        answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER, once=True)
+        assert await answer.read(100, 5) == b"ok"
+    assert (len(peers), again) == (2, [])
+
+
 async def test_a_new_connection_that_breaks_is_not_tried_again(start: Start) -> None:
     pool, peers = await start(leaves)
     with pytest.raises(UpstreamError) as caught:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.router.conftest import Clock
 
+from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.stores.base import LandingOutcome
-from kvrouter.prefix.stores.node import RELOAD_INTERVAL_S, NodeView
+from kvrouter.prefix.stores.node import MOST_MANIFESTS, RELOAD_INTERVAL_S, Manifests, NodeView
 from kvrouter_store.client.results import Match, RegisteredManifest
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
@@ -121,6 +122,16 @@ async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -
     store = FakeStore()
     assert (await view_of(store, clock).wait(NAME, b"", 0, 1.0)).outcome is LandingOutcome.LANDED
     assert store.asked == []
+
+
+def test_of_engines_that_come_back_with_others_for_ever_the_latest_are_remembered() -> None:
+    manifests = Manifests()
+    for number in range(MOST_MANIFESTS + 2):
+        manifests.rename(f"joined {number}", f"{number}", (CacheGroup(f"group {number}"),))
+        manifests.rename("joined 0", f"new {number}", ())  # an engine that stays is told of
+    assert len(manifests.renamed) == len(manifests.groups) == MOST_MANIFESTS
+    assert manifests.current("joined 0") == f"new {MOST_MANIFESTS + 1}"
+    assert manifests.current("joined 1") == "joined 1"
 
 
 async def test_an_unknown_manifest_is_asked_for_once_per_interval(clock: Clock) -> None:
