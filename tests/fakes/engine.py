@@ -43,6 +43,7 @@ class FakeEngine:
             headers in `posted_headers`.
         endpoints: what /openapi.json lists, and all that a POST may ask for; None: there is no such
             page, and everything may be asked.
+        salted: paths whose bodies have a `cache_salt` on that page.
         adapters: paths of the LoRA adapters that it has loaded, by name.
         told: more members of every answer and event.
         reason: why it says that generation has ended.
@@ -70,6 +71,7 @@ class FakeEngine:
         self.told: Json = {}
         self.reason: Any = "length"
         self.pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {}
+        self.salted: tuple[str, ...] = ()
         self.posted: list[tuple[str, bytes]] = []
         self.posted_headers: list[dict[str, str]] = []
         self.skew = 0
@@ -167,7 +169,12 @@ class FakeEngine:
             exchange.respond(404, b'{"detail": "Not Found"}')
             return
         paths: Json = {path: {"post": {}} for path in ("/health", *self.endpoints)}
-        exchange.respond(200, json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
+        schema = {"$ref": "#/components/schemas/Body"}
+        taken = {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+        paths |= {path: {"post": taken} for path in self.salted}
+        schemas = {"Body": {"type": "object", "properties": {"cache_salt": {"type": "string"}}}}
+        page = {"openapi": "3.1.0", "paths": paths, "components": {"schemas": schemas}}
+        exchange.respond(200, json.dumps(page).encode())
 
     async def _models(self, exchange: Exchange) -> None:
         cards: list[Json] = [{"id": self.model, "object": "model", "max_model_len": 4096}]

@@ -48,6 +48,13 @@ class AccessSettings(EngineTrustSettings):
         "models and rates. `kvrouter key new NAME` makes a key. The router reads the file again "
         "on SIGHUP.",
     )
+    salt_from_key: bool = Field(
+        default=False,
+        description="Keep the KV of tenants apart: each prompt gets a `cache_salt` of its key's "
+        "name, or of its tenant by --trusted-proxies. No client then learns by a short time to "
+        "the first token what another one has asked. Prompts that tenants have in common are "
+        "computed, and stored, once for each.",
+    )
     worker_api_key: Secrets = Field(
         default_factory=list,
         description="Key that the router sends to engines in place of the client's Authorization: "

@@ -18,6 +18,7 @@ from kvrouter.http.server.routes import Routes, on_exchange
 from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
 from kvrouter.serving.handler import RequestHandler
 from kvrouter.serving.legs.leg import KINDS
+from kvrouter.serving.request.caller_salt import CallerSalts
 from kvrouter.serving.request.versions import Versions
 from kvrouter.serving.settle import Settler
 from kvrouter.telemetry.tracing.start import start_traces
@@ -96,6 +97,7 @@ def _served(
         session_key=core.settings.session_header,
         metrics=core.metrics,
     )
+    salts = CallerSalts(tenants=core.queue_wait.tenants, pool=core.pool, families=core.families)
     handlers = [
         RequestHandler(
             service=service,
@@ -110,6 +112,7 @@ def _served(
             tracing=tracing,
             observer=observer,
             route_headers=core.settings.route_headers,
+            salts=salts if core.settings.salt_from_key else None,
         )
         for service, observer in ((services.completions, board), (services.passthrough, None))
     ]

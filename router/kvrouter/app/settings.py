@@ -334,6 +334,15 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
+    def _salts_need_tenants(self) -> RouterSettings:
+        if self.salt_from_key and not (self.api_key or self.api_key_file or self.trusted_proxies):
+            raise ValueError(
+                "--salt-from-key needs tenants: give --api-key-file, or --trusted-proxies with "
+                "--tenant-header"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
         if not (self.decode or self.admin or self.discovery):
             raise ValueError(

@@ -84,6 +84,7 @@ class Identity:
     version: str | None = None  # of its server
     generates: bool = True  # False: it only embeds, ranks or scores
     endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
+    salted: frozenset[str] | None = None  # paths that read a `cache_salt`
     takes_priority: bool = False  # whether it accepted a request with a `priority`
     kv_tokens: int | None = None  # that its KV cache holds, on all ranks together
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone

@@ -13,7 +13,7 @@ from kvrouter.engines.families import AUTO, Families
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
 from kvrouter.http.bounded_json import bounded
-from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
+from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed, salted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class EngineDetector:
         cards = await self._cards(engine)
         served = self._served(cards)
         pages = EnginePages(engine, self.ask, _of(self.bootstrap_ports, engine), cards[0].owned_by)
-        endpoints = await _endpoints(pages)
+        endpoints, with_salt = await _endpoints(pages)
         family = await self._family(pages)
         probe = None
         generates = endpoints is None or not endpoints.isdisjoint(GENERATION)
@@ -86,6 +86,7 @@ class EngineDetector:
             version=version[:MAX_VERSION] if isinstance(version, str) else None,
             generates=probe is not None,
             endpoints=endpoints,
+            salted=with_salt,
             takes_priority=takes_priority,
             kv_tokens=kv_tokens or None,
         )
@@ -217,19 +218,25 @@ def read_models(body: bytes) -> list[Card]:
     return cards
 
 
-async def _endpoints(pages: EnginePages) -> frozenset[str] | None:
-    """Those of the router's endpoints that an engine lists; None: it lists none.
+async def _endpoints(
+    pages: EnginePages,
+) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+    """Those of the router's endpoints that an engine lists, and paths that read a `cache_salt`.
+
+    None: it lists none.
 
     vLLM's /openapi.json lists what its model can do (entrypoints/openai/api_server.py,
     `build_app`). A server that names none of them there may serve them in another way.
     """
     try:
-        paths = (await pages.json("/openapi.json")).get("paths")
+        document = await pages.json("/openapi.json")
     except ProbeFailed as error:
         if error.ours:
             raise
-        return None  # an engine that cannot make its schema may be well all the same
-    return (listed(paths) if isinstance(paths, dict) else frozenset()) or None
+        return None, None  # an engine that cannot make its schema may be well all the same
+    paths = document.get("paths")
+    found = listed(paths) if isinstance(paths, dict) else frozenset()
+    return (found, salted(document)) if found else (None, None)
 
 
 def _read(family: Family, answer: bytes) -> Handoff:

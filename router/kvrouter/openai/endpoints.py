@@ -16,6 +16,8 @@ RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 GENERATION: Final = WITH_LEGS | {RESPONSES, MESSAGES}
 """Endpoints that generate text; an engine that only embeds or scores has none of them."""
+SALTABLE: Final = WITH_LEGS | {RESPONSES}
+"""Those where engines of vLLM and SGLang read a `cache_salt`, if they do not list which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Endpoint:
         about: what it does, in one sentence.
         again: whether another engine may be asked after one that may have begun.
         generates: whether engines compute a prompt for it.
+        computes: whether engines run their model for it.
         members: the least that its body has: names and an example, for the OpenAPI document.
     """
 
@@ -34,6 +37,7 @@ class Endpoint:
     about: str
     again: bool = True
     generates: bool = False
+    computes: bool = True
     members: dict[str, object] = field(default_factory=dict)
 
 
@@ -41,8 +45,13 @@ _ASKED: Final[dict[str, object]] = {"messages": [{"role": "user", "content": "a"
 _PAIR: Final[dict[str, object]] = {"text_1": "a", "text_2": "b"}
 _RANKED: Final[dict[str, object]] = {"query": "a", "documents": ["b"]}
 ENDPOINTS: Final = (
-    Endpoint("/tokenize", "Token ids of a prompt or of messages.", members={"prompt": "a"}),
-    Endpoint("/detokenize", "The text of token ids.", members={"tokens": [1]}),
+    Endpoint(
+        "/tokenize",
+        "Token ids of a prompt or of messages.",
+        computes=False,
+        members={"prompt": "a"},
+    ),
+    Endpoint("/detokenize", "The text of token ids.", computes=False, members={"tokens": [1]}),
     Endpoint("/v1/embeddings", "Embeddings of texts.", members={"input": "a"}),
     Endpoint(
         RESPONSES,
@@ -58,7 +67,12 @@ ENDPOINTS: Final = (
         generates=True,
         members={**_ASKED, "max_tokens": 1},
     ),
-    Endpoint("/v1/messages/count_tokens", "Tokens of Anthropic's messages.", members=_ASKED),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        "Tokens of Anthropic's messages.",
+        computes=False,
+        members=_ASKED,
+    ),
     Endpoint("/v1/rerank", "Documents by how well they answer a query.", members=_RANKED),
     Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
     Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
@@ -101,3 +115,30 @@ def listed(paths: Mapping[str, object]) -> frozenset[str]:
     }
     known = KNOWN & paths.keys()
     return known | others if known else known
+
+
+def salted(document: Mapping[str, object]) -> frozenset[str]:
+    """Paths of an OpenAPI document that read a `cache_salt`: those of others would drop it."""
+    paths, schemas = document.get("paths"), _inner(document, "components", "schemas")
+    body = ("post", "requestBody", "content", "application/json", "schema")
+    return frozenset(
+        path
+        for path, methods in (paths if isinstance(paths, dict) else {}).items()
+        if _names_salt(_inner(methods, *body), schemas)
+    )
+
+
+def _names_salt(schema: Mapping[str, object], schemas: Mapping[str, object]) -> bool:
+    """Whether a body may have it, of whichever kind the body is."""
+    kinds = schema.get("anyOf")
+    if isinstance(kinds, list) and kinds:
+        return all(isinstance(kind, dict) and _names_salt(kind, schemas) for kind in kinds)
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    return "cache_salt" in _inner(schemas, name, "properties")
+
+
+def _inner(value: object, *names: str) -> Mapping[str, object]:
+    """An object inside of others; empty if it is not there."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

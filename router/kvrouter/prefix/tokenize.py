@@ -158,7 +158,12 @@ class TokenSource:
         return self._cache.use
 
     async def tokens(
-        self, engines: Sequence[Engine], model: str, body: bytes, text: str | None
+        self,
+        engines: Sequence[Engine],
+        model: str,
+        body: bytes,
+        text: str | None,
+        salt: str | None = None,
     ) -> PromptTokens | None:
         """Token ids of a prompt; None: unknown, or not in time.
 
@@ -167,8 +172,12 @@ class TokenSource:
             model: its name.
             body: of POST /tokenize, from the engine's family; also the cache's key.
             text: the prompt, if it is plain text with the default special tokens.
+            salt: prompts of other salts are not looked up: the time would tell that they are known.
         """
-        key = blake2b(body, digest_size=16).digest()
+        name = blake2b(body, digest_size=16)
+        if salt is not None:
+            name.update(b"\0" + salt.encode())  # no JSON ends so
+        key = name.digest()
         found = self._cache.get(key)
         if found is not None:
             self.counts["cache_hits"] += 1

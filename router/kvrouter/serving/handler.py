@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
+    from kvrouter.serving.request.caller_salt import CallerSalts
     from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
     from kvrouter.telemetry.metrics import Metrics
@@ -84,6 +85,7 @@ class RequestHandler:
     settler: Settler  # takes requests that have ended
     tracing: Tracing | None = None  # decides which requests are traced; None: none is
     observer: RequestObserver | None = None  # sees requests come and go
+    salts: CallerSalts | None = None  # keeps the KV of callers apart; None: they share it
     route_headers: bool = False  # whether answers say where their request ran
     _ids: RequestIds = field(default_factory=RequestIds, init=False)
 
@@ -172,6 +174,8 @@ class RequestHandler:
     def _read(self, context: RequestContext) -> None:
         if context.request is UNREAD:
             context.request = self.service.read(context.exchange)
+            if self.salts is not None:
+                context.request = self.salts.salted(context.exchange, context.request)
             if context.request.stream:
                 self.streams[context] = 0.0
 
@@ -190,6 +194,8 @@ class RequestHandler:
             caller.check(name)
         # After `check`: a caller without a right to the model must not learn what serves it.
         self.models.require(name, path)
+        if self.salts is not None:
+            self.salts.require(path, context.model)
         if name in self.models.aliases:
             await self.versions.choose(context, name)
         context.resolved = True

@@ -113,6 +113,8 @@ class Family:
     """Whether engines can be started so that the lowest `priority` goes first."""
     can_isolate: ClassVar[bool] = False
     """Whether a request can keep an engine from using cached KV: see `isolated_body`."""
+    reads_salts: ClassVar[bool] = False
+    """Whether its engines read a `cache_salt` at `SALTABLE`, if they do not list what they read."""
     varies_seeds: ClassVar[bool] = True
     """Whether an engine that draws several samples of a prompt gives sample i the seed + i."""
 

@@ -88,6 +88,7 @@ class Sglang(Family):
     parameters: ClassVar[ParameterTable] = SGLANG
     order: ClassVar[LegOrder] = LegOrder.CONCURRENT
     detected_by: ClassVar[tuple[str, str] | None] = (INFO_PAGE, "disaggregation_mode")
+    reads_salts: ClassVar[bool] = True  # entrypoints/openai/serving_base.py, `_compute_extra_key`
     varies_seeds: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:

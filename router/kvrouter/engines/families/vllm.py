@@ -54,6 +54,7 @@ class Vllm(Family):
     varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     schedules_by_priority: ClassVar[bool] = True
     can_isolate: ClassVar[bool] = True
+    reads_salts: ClassVar[bool] = True
 
     def unsplittable(self, request: Request) -> str | None:
         """The first parameter of the request that the table has decoded alone."""

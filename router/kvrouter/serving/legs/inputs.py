@@ -125,7 +125,10 @@ class InputsBuilder:
         if self.needs_hashes and prompt.hashable and known and prompt.tokens is None:
             body = family.tokenize_body(request)
             since_s = monotonic()
-            prompt.tokens = await self.tokens.tokens(decode, context.model, body, request.text)
+            salt = request.cache_salt
+            prompt.tokens = await self.tokens.tokens(
+                decode, context.model, body, request.text, salt
+            )
             context.tokenised(since_s)
         if identity is not None and _is_too_long_a_chat(context, identity):
             prompt.tokens = None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvrouter.openai.endpoints import listed
+from kvrouter.openai.endpoints import listed, salted
 
 JSON_BODY: dict[str, object] = {"requestBody": {"content": {"application/json": {}}}}
 FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data": {}}}}
@@ -39,3 +39,40 @@ def test_what_takes_json_below_v1_and_is_for_clients_is_served(
 
 def test_a_server_that_lists_nothing_usual_says_nothing() -> None:
     assert listed({"/v1/{path}": {"post": {}}, "/v1/classify": {"post": {}}}) == frozenset()
+
+
+def body_of(schema: object) -> dict[str, object]:
+    return {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+
+
+SALTED, PLAIN = {"$ref": "#/components/schemas/Salted"}, {"$ref": "#/components/schemas/Plain"}
+SCHEMAS = {
+    "Salted": {"properties": {"model": {}, "cache_salt": {"type": "string"}}},
+    "Plain": {"properties": {"model": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reads"),
+    [
+        (SALTED, True),
+        (PLAIN, False),
+        ({"anyOf": [SALTED, SALTED]}, True),
+        ({"anyOf": [SALTED, PLAIN]}, False),  # whichever kind the body is, it must count
+        ({"anyOf": [SALTED, "none"]}, False),
+        ({"$ref": "#/components/schemas/Missing"}, False),
+        ({"anyOf": []}, False),
+        ({}, False),
+        ([], False),
+    ],
+)
+def test_an_endpoint_reads_a_salt_if_every_kind_of_its_body_has_one(
+    schema: object, reads: bool
+) -> None:
+    page = {"paths": {"/v1/a": body_of(schema)}, "components": {"schemas": SCHEMAS}}
+    assert salted(page) == (frozenset({"/v1/a"}) if reads else frozenset())
+
+
+@pytest.mark.parametrize("page", [{}, {"paths": []}, {"paths": {"/v1/a": []}, "components": 1}])
+def test_a_page_without_schemas_names_no_salts(page: dict[str, object]) -> None:
+    assert salted(page) == frozenset()

@@ -1,0 +1,97 @@
+"""A `cache_salt` that clients cannot choose: no tenant learns by time what another one has asked.
+
+Engines' caches, the router's index and the store all name blocks of KV by tokens and salt
+(vllm/v1/core/kv_cache_utils.py; SGLang joins the salt to its `extra_key`). So a tenant finds what
+itself has computed, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from kvrouter.engines.families.splice import splice
+from kvrouter.errors import ApiError
+from kvrouter.openai.endpoints import PASSED_THROUGH, SALTABLE
+
+if TYPE_CHECKING:
+    from kvrouter.admission.tenants import Tenants
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
+    from kvrouter.engines.pool import EnginePool
+    from kvrouter.http.server.exchange import Exchange
+    from kvrouter.openai.request import Request, Span
+
+_NAME: Final = "cache_salt"
+_REMEMBERED: Final = 4096
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class CallerSalts:
+    """Gives every request the salt of its tenant, before anything looks at it."""
+
+    tenants: Tenants  # whose names are what is kept apart
+    pool: EnginePool  # who would answer
+    families: Families  # say which of their endpoints read a salt
+
+    def salted(self, exchange: Exchange, request: Request) -> Request:
+        """The request with its tenant's salt, into which the client's own has gone.
+
+        Its body stays as it is if it is no JSON, or if no model runs for it.
+        """
+        if not (request.spans and _computes(exchange.path)):
+            return request
+        return with_salt(request, derived(self.tenants.of(exchange), request.cache_salt or ""))
+
+    def require(self, path: str, model: str) -> None:
+        """ApiError 501: an engine that may answer would mix the prompts of different tenants."""
+        for engine in self.pool.serving(path, model) if _computes(path) else ():
+            if not self._reads_salts(engine, path):
+                message = f"{path} cannot keep the prompts of callers apart (--salt-from-key)."
+                raise ApiError(501, message, kind="NotImplementedError")
+
+    def _reads_salts(self, engine: Engine, path: str) -> bool:
+        listed = engine.identity.salted if engine.identity is not None else None
+        if listed is not None:
+            return path in listed
+        return path in SALTABLE and self.families.of(engine).reads_salts
+
+
+def _computes(path: str) -> bool:
+    """Whether a model runs for requests at `path`, as far as is known."""
+    endpoint = PASSED_THROUGH.get(path)
+    return endpoint is None or endpoint.computes
+
+
+@lru_cache(_REMEMBERED)
+def derived(tenant: str, own: str) -> str:
+    """The salt of a tenant's requests that bring the salt `own`: 64 hex digits.
+
+    The same at all routers. No text of `own` makes it another tenant's.
+    """
+    name = tenant.encode()
+    return sha256(b"%d:%b%b" % (len(name), name, own.encode())).hexdigest()
+
+
+def with_salt(request: Request, salt: str) -> Request:
+    """`request` with this `cache_salt` in its body; its spans move with the bytes."""
+    raw, body, spans = orjson.dumps(salt), request.body, request.spans
+    changed, before = splice(body, spans, {_NAME: raw}), body.index(b"{")
+    start, more = spans.get(_NAME, (-1, -1))[0], len(changed) - len(body)
+
+    def moved(span: Span) -> Span:
+        by = more if span[0] > start else -before
+        return span[0] + by, span[1] + by
+
+    at = start - before if start >= 0 else changed.index(raw)
+    return replace(
+        request,
+        body=changed,
+        spans={name: moved(span) for name, span in spans.items()} | {_NAME: (at, at + len(raw))},
+        prompts=None if request.prompts is None else [moved(span) for span in request.prompts],
+        cache_salt=salt,
+    )
