@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter_store.client.asyncio_client import AsyncLanding, AsyncLease, AsyncStoreClient
+from kvrouter_store.client.batches import hashes_of, requests
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -91,15 +92,17 @@ async def landed(
     try:
         for manifest, reach in groups:
             first = span.start if reach is None else max(0, span.stop - reach)
-            chain = hashes[first * HASH_BYTES : span.stop * HASH_BYTES]
-            left_s = max(0.0, until - monotonic())
-            landing = await store.wait(manifest, chain, span.stop - first, left_s, lease)
-            if landing.lease is not None:
-                leases.held.append(landing.lease)
-            if not landing.landed:
-                leases.release()
-                whole = landing.blocks and len(groups) == 1  # else no tail is where it ends
-                return AsyncLanding(False, first + landing.blocks if whole else 0), leases
+            for piece in requests(range(first, span.stop)):
+                left_s = max(0.0, until - monotonic())
+                chain = hashes_of(hashes, piece)
+                landing = await store.wait(manifest, chain, len(piece), left_s, lease)
+                if landing.lease is not None:
+                    leases.held.append(landing.lease)
+                if not landing.landed:
+                    leases.release()
+                    come = piece.start + landing.blocks
+                    whole = come > first and len(groups) == 1  # else no tail is where it ends
+                    return AsyncLanding(False, come if whole else 0), leases
     except BaseException:
         leases.release()
         raise

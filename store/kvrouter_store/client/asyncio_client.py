@@ -23,7 +23,7 @@ from kvrouter_store._core import (
     WaitReply,
 )
 from kvrouter_store.client.asyncio_link import AsyncLink
-from kvrouter_store.client.batches import check_upto, questions
+from kvrouter_store.client.batches import check_upto, hashes_of, questions
 from kvrouter_store.client.manifest_ids import encode_register
 from kvrouter_store.client.results import Match, RegisteredManifest, next_page, there, understood
 from kvrouter_store.connection.address import Address, nearer_path, parse_url
@@ -41,6 +41,7 @@ from kvrouter_store.errors import (
     Untrusted,
 )
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.system_errors import reason_of
 
 log = logging.getLogger(__name__)
@@ -183,8 +184,14 @@ class AsyncStoreClient:
         With `promote` the node brings what is on its disk alone into memory, for a reader to come.
         """
         link, manifest_id = await self._known(manifest)
-        names = manifest_id, hashes, promote
-        return Match.of(await link.ask(MatchReply, self.deadline_s, _core.encode_match, *names))
+        found: Match | None = None
+        for some in questions(hashes):
+            names = manifest_id, some, promote
+            reply = await link.ask(MatchReply, self.deadline_s, _core.encode_match, *names)
+            found = found.then(Match.of(reply)) if found is not None else Match.of(reply)
+            if reply.blocks * HASH_BYTES < len(some):
+                break
+        return found or Match(0)
 
     async def held(self, manifest: Manifest, hashes: bytes) -> list[bool]:
         """Of each block, in any order, whether the node has it in full, in memory or on its disk.
@@ -202,9 +209,12 @@ class AsyncStoreClient:
     async def acquire(
         self, manifest: Manifest, hashes: bytes, part: int | None = None
     ) -> AsyncLease:
-        """A lease on the leading blocks that the node has: of one part, or of all."""
+        """A lease on the leading blocks that the node has: of one part, or of all.
+
+        It is on the first `MAX_HASHES` at most.
+        """
         link, manifest_id = await self._known(manifest)
-        names = manifest_id, part, hashes
+        names = manifest_id, part, hashes[: _core.MAX_HASHES * HASH_BYTES]
         reply = await link.ask(AcquireReply, self.deadline_s, _core.encode_acquire, *names)
         return AsyncLease(link, reply.lease_id, reply.blocks)
 
@@ -213,12 +223,14 @@ class AsyncStoreClient:
     ) -> AsyncLanding:
         """Wait until the first `upto` blocks are there in full, at most `deadline_s` seconds.
 
-        With `lease`, a landing takes a lease on them in the same step.
+        With `lease`, a landing takes a lease on them in the same step. ValueError: `upto` exceeds
+        the chain or `MAX_HASHES`.
         """
         check_upto(hashes, upto)
         link, manifest_id = await self._known(manifest)
         wait_s = max(0.0, min(deadline_s, MAX_WAIT_S))
-        wanted = manifest_id, hashes, upto, round(wait_s * 1000), lease
+        asked = hashes_of(hashes, range(upto))
+        wanted = manifest_id, asked, upto, round(wait_s * 1000), lease
         reply = await link.ask(WaitReply, wait_s + self.deadline_s, _core.encode_wait, *wanted)
         held = AsyncLease(link, reply.lease_id, upto) if reply.landed and lease else None
         return AsyncLanding(reply.landed, reply.blocks, held)
@@ -226,8 +238,12 @@ class AsyncStoreClient:
     async def delete(self, manifest: Manifest, hashes: bytes) -> int:
         """Forget blocks (all their parts); how many the node had."""
         link, manifest_id = await self._known(manifest)
-        names = manifest_id, hashes
-        return (await link.ask(CountReply, self.deadline_s, _core.encode_delete, *names)).count
+        deleted = 0
+        for some in questions(hashes):
+            names = manifest_id, some
+            reply = await link.ask(CountReply, self.deadline_s, _core.encode_delete, *names)
+            deleted += reply.count
+        return deleted
 
     async def purge(self) -> int:
         """Forget all blocks; how many there were."""

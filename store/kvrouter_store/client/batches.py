@@ -40,10 +40,20 @@ def check_range(  # noqa: PLR0917
 
 
 def check_upto(hashes: bytes, upto: int) -> None:
-    """Raise ValueError where a wait names more blocks than it has hashes for."""
+    """Raise ValueError where a wait names more blocks than it has hashes for, or than one may."""
     blocks = len(hashes) // HASH_BYTES
     if not 0 <= upto <= blocks:
         raise ValueError(f"cannot wait for {upto} blocks of a chain of {blocks}")
+    if upto > MAX_HASHES:
+        raise ValueError(f"one wait is for {MAX_HASHES} blocks at most, not {upto}: cut the chain")
+
+
+def requests(span: range) -> list[range]:
+    """The range, cut into as many blocks as one request may name."""
+    return [
+        range(at, min(at + MAX_HASHES, span.stop))
+        for at in range(span.start, span.stop, MAX_HASHES)
+    ]
 
 
 def questions(hashes: bytes) -> list[bytes]:

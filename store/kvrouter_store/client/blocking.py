@@ -161,8 +161,14 @@ class StoreClient:
             known, blocks = self._ids.of(channel, manifest, deadline), len(hashes) // HASH_BYTES
             if channel.directory is not None and channel.directory.has_all(known.names, hashes):
                 return Match(blocks, (Place(blocks, channel.hello.node, 0),) if blocks else ())
-            names = known.manifest_id, hashes
-            return Match.of(channel.ask(MatchReply, deadline, _core.encode_match, *names))
+            found: Match | None = None
+            for some in questions(hashes):
+                names = known.manifest_id, some
+                reply = channel.ask(MatchReply, deadline, _core.encode_match, *names)
+                found = found.then(Match.of(reply)) if found is not None else Match.of(reply)
+                if reply.blocks * HASH_BYTES < len(some):
+                    break
+            return found or Match(0)
 
         return self._executor.run(Access.READ, deadline, action)
 
@@ -238,8 +244,10 @@ class StoreClient:
     def acquire(self, manifest: Manifest, hashes: bytes, part: int | None = None) -> Lease:
         """A lease on the leading blocks that the node has: of one part, or of all.
 
-        The node first brings into memory what is on its disk, or in a tier below it.
+        The node first brings into memory what is on its disk, or in a tier below it. The lease is
+        on the first `MAX_HASHES` at most.
         """
+        hashes = hashes[: _core.MAX_HASHES * HASH_BYTES]
         parts = range(len(manifest.parts)) if part is None else (part,)
         block_bytes = sum(manifest.parts[number].block_bytes for number in parts)
         deadline = Deadline(self.deadline_s, block_bytes * (len(hashes) // HASH_BYTES))
@@ -264,9 +272,11 @@ class StoreClient:
     ) -> Landing:
         """Wait until the first `upto` blocks are there in full, at most `deadline_s` seconds.
 
-        With `lease`, a landing takes a lease on them in the same step.
+        With `lease`, a landing takes a lease on them in the same step. ValueError: `upto` exceeds
+        the chain or `MAX_HASHES`.
         """
         check_upto(hashes, upto)
+        hashes = hashes_of(hashes, range(upto))
         deadline = Deadline(self.deadline_s + min(deadline_s, MAX_WAIT_S))
         end = deadline.at - self.deadline_s
 
@@ -289,7 +299,11 @@ class StoreClient:
 
         def action(channel: Channel) -> int:
             manifest_id = self._ids.of(channel, manifest, deadline).manifest_id
-            return channel.ask(CountReply, deadline, _core.encode_delete, manifest_id, hashes).count
+            deleted = 0
+            for some in questions(hashes):
+                names = manifest_id, some
+                deleted += channel.ask(CountReply, deadline, _core.encode_delete, *names).count
+            return deleted
 
         return self._executor.run(Access.READ, deadline, action)
 

@@ -56,6 +56,17 @@ class Match(NamedTuple):
         """The match that a reply of the node means."""
         return cls(reply.blocks, tuple(map(Place._make, reply.places)))
 
+    def then(self, after: "Match") -> "Match":
+        """Of a chain that goes on, where all of its first blocks match: with the next ones."""
+        more = {place[1:]: place.blocks for place in after.places}
+        places = (
+            place._replace(blocks=place.blocks + more.get(place[1:], 0))
+            if place.blocks == self.blocks
+            else place
+            for place in self.places
+        )
+        return Match(self.blocks + after.blocks, tuple(places))
+
 
 class PutResult(NamedTuple):
     """Counts over the blocks of one put, and the status of each in order.

@@ -1,17 +1,19 @@
 """The asyncio client: pipelined, kept up in the background, and nothing left behind by a caller."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvrouter_store._core import StoreServer
+from kvrouter.prefix.groups import landed
+from kvrouter_store._core import MAX_HASHES, StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.asyncio_link import AsyncLink
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import Match, Place
 from kvrouter_store.errors import StoreClosed, StoreRefused, StoreUnavailable
 
 MANIFEST = manifest_of(4096)
@@ -48,6 +50,38 @@ async def test_a_match_tells_the_places(aio: AsyncStoreClient, client: StoreClie
     put_chain(client, MANIFEST, chain_of(2))
     match = await aio.match(MANIFEST, chain_of(2))
     assert [(place.blocks, place.tier) for place in match.places] == [(2, 0)]
+
+
+@pytest.fixture
+def roomy() -> Iterator[StoreServer]:
+    """A node with room for more small blocks than one request may name."""
+    server = StoreServer(pool_bytes=(MAX_HASHES + 64) * 4096, granule_bytes=4096)
+    server.start()
+    yield server
+    server.stop()
+
+
+async def test_a_chain_longer_than_one_request_is_matched_leased_and_deleted_by_both_clients(
+    roomy: StoreServer,
+) -> None:
+    url, small, blocks = f"kv://127.0.0.1:{roomy.port}", manifest_of(64), MAX_HASHES + 3
+    chain, longer = chain_of(blocks), chain_of(blocks + 2)
+    with StoreClient(url, transport="tcp") as client:
+        assert put_chain(client, small, chain) == blocks
+        async with AsyncStoreClient(url, name="router") as aio:
+            match = await aio.match(small, longer)
+            assert match == client.match(small, longer) == Match(blocks, (Place(blocks, 0, 0),))
+            asked = aio, [(small, None)]
+            landing, leases = await landed(*asked, chain, range(blocks), 5, lease=True)
+            assert (landing.landed, len(leases.held)) == (True, 2)
+            assert roomy.stats()["leased_blocks"] == blocks
+            leases.release()
+            beyond = await landed(*asked, longer, range(blocks + 2), 0.05, lease=True)
+            assert (beyond[0].landed, beyond[0].blocks, beyond[1].held) == (False, blocks, [])
+            assert (await aio.acquire(small, longer)).blocks == MAX_HASHES
+            assert client.acquire(small, longer).blocks == MAX_HASHES
+            assert await aio.delete(small, chain[32:]) == blocks - 1
+            assert client.delete(small, longer) == 1
 
 
 async def test_many_requests_share_one_connection(
@@ -237,3 +271,9 @@ async def test_a_socket_of_another_node_is_not_taken_for_its_own(
             assert aio.epoch == far.epoch
             assert (await aio.match(MANIFEST, chain_of(1))).blocks == 0
     far.stop()
+
+
+def test_a_tier_goes_on_only_where_it_has_all_before() -> None:
+    memory, disk = Place(10, 0, 0), Place(16, 0, 1)
+    found = Match(16, (memory, disk)).then(Match(5, (Place(5, 0, 0), Place(3, 0, 1))))
+    assert found == Match(21, (memory, Place(19, 0, 1)))

@@ -36,13 +36,18 @@ def warm(url: str, request: pytest.FixtureRequest) -> Iterator[StoreClient]:
         yield client
 
 
-def test_a_match_of_half_a_hash_or_too_many_is_refused(warm: StoreClient) -> None:
-    for hashes in (CHAIN[:-1], bytes(HASH_BYTES * (MAX_HASHES + 1))):
-        with pytest.raises(ValueError, match=r"32 bytes|MAX_HASHES"):
-            warm.match(MANIFEST, hashes)
-    with pytest.raises(ValueError, match="32 bytes"):
-        warm.held(MANIFEST, CHAIN[:-1])
+def test_a_match_of_half_a_hash_is_refused(warm: StoreClient) -> None:
+    for ask in (warm.match, warm.held):
+        with pytest.raises(ValueError, match="32 bytes"):
+            ask(MANIFEST, CHAIN[:-1])
     assert warm.match(MANIFEST, CHAIN) == Match(0)
+
+
+def test_a_wait_for_more_blocks_than_one_request_names_says_what_to_do(warm: StoreClient) -> None:
+    many = bytes(HASH_BYTES * (MAX_HASHES + 1))
+    with pytest.raises(ValueError, match="cut the chain"):
+        warm.wait(MANIFEST, many, MAX_HASHES + 1, 0.0)
+    assert not warm.wait(MANIFEST, many, 1, 0.0).landed
 
 
 @pytest.mark.parametrize(
