@@ -76,11 +76,13 @@ def _text_prompt(rng: random.Random, size: int, max_tokens: int, stream: bool) -
     return Prompt(body, whole_blocks(tokens), [], text)
 
 
-def prompts(shape: Shape, size: int, max_tokens: int = 1, stream: bool = False) -> list[Prompt]:
-    """PROMPTS bodies of about `size` bytes, equal for equal arguments."""
+def prompts(
+    shape: Shape, size: int, max_tokens: int = 1, stream: bool = False, count: int = PROMPTS
+) -> list[Prompt]:
+    """`count` bodies of about `size` bytes, equal for equal arguments."""
     rng = random.Random(f"{shape} {size}")
     make = _ids_prompt if shape == "ids" else _text_prompt
-    return [make(rng, size, max_tokens, stream) for _ in range(PROMPTS)]
+    return [make(rng, size, max_tokens, stream) for _ in range(count)]
 
 
 def manifest() -> Manifest:

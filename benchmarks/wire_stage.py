@@ -24,6 +24,7 @@ from benchmarks.wire_prompts import (
     SHAPES,
     SIZES,
     KvEvents,
+    Prompt,
     Shape,
     fill_store,
     manifest,
@@ -221,6 +222,7 @@ def set_stage(
     with_peers: bool = True,
     options: Sequence[str] = (),
     store_memory: str = STORE_MEMORY,
+    more: Sequence[Prompt] = (),
 ) -> Iterator[Stage]:
     """Start all processes, with the KV of every prompt in the store; end them with the context.
 
@@ -229,6 +231,7 @@ def set_stage(
         with_peers: whether to start the peers.
         options: more flags of our routers.
         store_memory: size of the store's pool. Each request puts one block.
+        more: prompts whose KV is in the store too, beside those of all `SIZES`.
     """
     with ExitStack() as stack:
         scene = Scene(stack, folder, Cores.pick())
@@ -240,7 +243,7 @@ def set_stage(
         notes: list[str] = []
         tokenizer = _tokenizer(folder, notes)
         sizes = SIZES.values()
-        asked = [p for size in sizes for shape in SHAPES for p in prompts(shape, size)]
+        asked = [p for size in sizes for shape in SHAPES for p in prompts(shape, size)] + [*more]
         chains = [prompt.tokens for prompt in asked if prompt.tokens]
         fill_store(store_url, chains)
         saver.start(store_url, asked)

@@ -192,7 +192,7 @@ static int tokenize(struct connection *c, const char *body, size_t n) {
   char text[80];
   buffer_append(&out, "{\"tokens\":", 10);
   long tokens = prompt_tokens(body, n, &out);
-  int size = snprintf(text, sizeof text, ",\"count\":%ld,\"max_model_len\":131072}", tokens);
+  int size = snprintf(text, sizeof text, ",\"count\":%ld,\"max_model_len\":2097152}", tokens);
   buffer_append(&out, text, (size_t)size);
   int result = answer(c, 200, out.data, out.used);
   free(out.data);
@@ -234,7 +234,7 @@ static int start_stream(struct connection *c, const char *body, size_t n) {
 
 static int serve(struct connection *c, const char *head, const char *body, size_t n) {
   static const char model[] = "{\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\",\"created\":1763710000,"
-                              "\"owned_by\":\"vllm\",\"root\":\"m\",\"parent\":null,\"max_model_len\":131072}]}";
+                              "\"owned_by\":\"vllm\",\"root\":\"m\",\"parent\":null,\"max_model_len\":2097152}]}";
   static const char server[] = "{\"model_id\":\"m\",\"model_path\":\"m\",\"served_model_name\":\"m\",\"tokenizer_path\":\"m\","
                                "\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"0.5.0\","
                                "\"max_total_num_tokens\":100000,\"internal_states\":[{}],\"disaggregation_mode\":\"null\"}";
