@@ -222,12 +222,15 @@ class Engine:
         self.process.wait(deadline_s)
 
 
-def ask(address: str, method: str, path: str, body: Any, deadline_s: float) -> tuple[int, bytes]:
+def ask(  # noqa: PLR0917
+    address: str, method: str, path: str, body: Any, deadline_s: float, key: str = ""
+) -> tuple[int, bytes]:
     """One HTTP exchange on its own connection."""
     connection = http.client.HTTPConnection(address, timeout=deadline_s)
+    shown = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        connection.request(method, path, payload, {"Content-Type": "application/json", **shown})
         response = connection.getresponse()
         return response.status, response.read()
     finally:
