@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
+from kvrouter_store._core import MAX_HASHES
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.room import LEAST_WAIT_S
@@ -327,7 +328,7 @@ class Leases:
         if group in self.windowed:
             held = link.held(b"".join(map(NAME, keys)))
             keys = [key for key, there in zip(keys, held, strict=True) if there]
-        most = max(1, PIECE_BYTES // link.manifest.parts[PART].block_bytes)
+        most = min(MAX_HASHES, max(1, PIECE_BYTES // link.manifest.parts[PART].block_bytes))
         for first in range(0, len(keys), most):
             piece = keys[first : first + most]
             lease = link.acquire(b"".join(map(NAME, piece)), PART)
