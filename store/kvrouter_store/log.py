@@ -1,7 +1,8 @@
 """How commands log: JSON lines in a pipe, plain ones on a terminal. An import sets nothing up.
 
-Lines go to stderr from a thread of their own. A reader that stops reading (a full pipe, a stopped
-terminal) then costs lines, which are counted, and never stops the event loop.
+No text is longer than MAX_TEXT, whatever a peer had it say. Lines go to stderr from a thread of
+their own. A reader that stops reading (a full pipe, a stopped terminal) then costs lines, which are
+counted, and never stops the event loop.
 """
 
 import contextlib
@@ -10,16 +11,35 @@ import os
 import sys
 import threading
 from collections import deque
+from typing import Any
 
 import orjson
 
 MAX_HELD_BYTES = 1 << 20
 """Bytes that wait for a slow reader; lines beyond are dropped."""
+MAX_TEXT = 8192
+"""Characters of a message, and of a traceback."""
 CLOSE_TIMEOUT_S = 1.0
 """How long the end of the process waits for lines that are not written yet."""
 
 
-class JsonFormatter(logging.Formatter):
+class PlainFormatter(logging.Formatter):
+    """Records as lines for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line without a traceback."""
+        record.message = cut(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback; its end says what happened."""
+        return cut(super().formatException(ei), end=True)
+
+
+class JsonFormatter(PlainFormatter):
     """Records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -28,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": cut(record.getMessage()),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -38,6 +58,15 @@ class JsonFormatter(logging.Formatter):
             texts = ((name, each) for name, each in fields.items() if isinstance(each, str))
             whole = {name: each.encode("utf-8", "replace").decode() for name, each in texts}
             return orjson.dumps(fields | whole).decode()
+
+
+def cut(text: str, *, end: bool = False) -> str:
+    """The beginning of `text`, or its end, and how much is left out."""
+    more = len(text) - MAX_TEXT
+    if more <= 0:
+        return text
+    left_out = f"[{more} characters are left out]"
+    return f"{left_out} {text[more:]}" if end else f"{text[:MAX_TEXT]} {left_out}"
 
 
 class LogWriter:
@@ -143,11 +172,7 @@ def log_to_stderr(level: str, form: str = "auto") -> tuple[LogWriter, bool]:
     plain = sys.stderr.isatty() if form == "auto" else form == "text"
     writer = LogWriter(sys.stderr.fileno())
     handler = _WriterHandler(writer)
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        if plain
-        else JsonFormatter()
-    )
+    handler.setFormatter(PlainFormatter() if plain else JsonFormatter())
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=number, handlers=[handler], force=True)
     return writer, plain

@@ -15,6 +15,7 @@ import msgspec
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
+from kvrouter.membership.fleet import MAX_ENGINES, FleetFull
 from kvrouter.options.addresses import parse_address
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
@@ -88,7 +89,12 @@ class Admin:
             address = parse_address(wanted.url)
         except ValueError as error:
             raise bad_request(f"{error}.", "url") from None
-        return as_json(202, self._card(self.fleet.add(address, _ROLES[wanted.worker_type])))
+        try:
+            engine = self.fleet.add(address, _ROLES[wanted.worker_type])
+        except FleetFull:
+            full = f"There are {MAX_ENGINES} workers, which is the most; remove one first."
+            raise ApiError(409, full) from None
+        return as_json(202, self._card(engine))
 
     def _show(self, request: HttpRequest) -> HttpResponse:
         return as_json(200, self._card(self._named(request)))

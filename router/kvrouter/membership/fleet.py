@@ -6,7 +6,7 @@ Synchronous. The pool ends what is in flight, and the prober watches the engines
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.options.addresses import bare_address
 
@@ -17,20 +17,40 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.prober import Prober
 
+MAX_ENGINES: Final = 4096
+"""Of all sources together; more are a mistake or an attack, and would only cost probes."""
+
 log = logging.getLogger(__name__)
 
 
+class FleetFull(Exception):
+    """There are MAX_ENGINES already."""
+
+
 class Fleet:
-    """Changes which engines there are, in `pool` and for `prober`."""
+    """Changes which engines there are, in `pool` and for `prober`.
+
+    Attributes:
+        refused: how many engines were not added because there were MAX_ENGINES.
+    """
 
     def __init__(self, pool: EnginePool, prober: Prober) -> None:
+        self.refused = 0
         self._pool = pool
         self._prober = prober
+        self._told = False  # that it is full
         pool.on_remove(self._removed)
 
     def add(self, address: str, role: Role) -> Engine:
-        """Give the engine at `address` (`HOST:PORT`) exactly this role; it drains no longer."""
+        """Give the engine at `address` (`HOST:PORT`) exactly this role; it drains no longer.
+
+        Raises:
+            FleetFull: it would be one too many.
+        """
         known = self._pool.find(address)
+        if known is None and len(self._pool.all()) >= MAX_ENGINES:
+            self._refuse(address)
+            raise FleetFull
         engine = self._pool.assign(address, role)
         if engine is not known:
             log.info("engine %s is added as %s", address, role)
@@ -52,11 +72,12 @@ class Fleet:
         self._pool.remove(engine)
         return legs
 
-    def follow(self, before: Mapping[str, Role], after: Mapping[str, Role]) -> None:
-        """Replace one list of engines (roles by address) by another.
+    def follow(self, before: Mapping[str, Role], after: Mapping[str, Role]) -> set[str]:
+        """Replace one list of engines (roles by address) by another; returns which did not fit.
 
         Engines in neither list stay as they are: they were added otherwise.
         """
+        refused = set()
         kept = {bare_address(address) for address in after}
         for address in before.keys() - after.keys():
             engine = self._pool.find(address)
@@ -65,8 +86,23 @@ class Fleet:
         for address, role in after.items():
             engine = self._pool.find(address)
             if engine is None or engine.draining or before.get(address) is not role:
-                self.add(address, role)
+                try:
+                    self.add(address, role)
+                except FleetFull:
+                    refused.add(address)
+        return refused
+
+    def _refuse(self, address: str) -> None:
+        self.refused += 1
+        if not self._told:
+            self._told = True
+            log.warning(
+                "engine %s and others are not added: there are %d, which is the most; look at what "
+                "the sources of discovery and other routers name",
+                *(address, MAX_ENGINES),
+            )
 
     def _removed(self, engine: Engine) -> None:
         log.info("engine %s is removed", engine.address)
+        self._told &= len(self._pool.all()) > MAX_ENGINES // 2
         self._prober.forget(engine)

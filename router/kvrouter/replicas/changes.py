@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.membership.fleet import FleetFull
 from kvrouter.options.addresses import bare_address
 from kvrouter.replicas.messages import MAX_CHANGES, Action, Change
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from kvrouter.membership.fleet import Fleet
 
 CHANGES_PER_TURN: Final = 4
-MAX_ENGINES: Final = 4096
-"""Other routers add no more, as sources of discovery."""
 MAX_AHEAD_MS: Final = 3_600_000
 """A stamp further ahead of this router's clock is ignored: no change could win against it."""
 
@@ -88,8 +88,9 @@ class SharedFleet:
 
     def add(self, address: str, role: Role) -> Engine:
         """As `Fleet.add`, on all routers."""
+        engine = self._fleet.add(address, role)
         self._changes.record(address, role.value)  # type: ignore[arg-type]  # no store node
-        return self._fleet.add(address, role)
+        return engine
 
     def remove(self, engine: Engine) -> bool:
         """As `Fleet.remove`, on all routers; the result is about this router alone."""
@@ -116,7 +117,7 @@ class SharedFleet:
     def _carry_out(self, change: Change) -> None:
         engine = self._pool.find(change.address)
         if change.action not in ("drain", "cut"):
-            if engine is not None or len(self._pool.all()) < MAX_ENGINES:
+            with suppress(FleetFull):
                 self._fleet.add(change.address, Role(change.action))
         elif engine is not None and change.action == "cut":
             self._fleet.cut(engine)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.json import Encoder
 from msgspec.structs import asdict, replace
 
-from kvrouter_store.log import LogWriter, log_to_stderr
+from kvrouter_store.log import LogWriter, cut, log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +85,8 @@ class RequestLog:
         """Write `line` soon; sets its time if it has none."""
         if line.time is None:
             line.time = round(time(), 3)
+        if line.error is not None:
+            line.error = cut(line.error)
         self._held.append(line)
         if len(self._held) >= _HELD_LINES:
             self.flush()

@@ -11,8 +11,8 @@ from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.discovery.base import MAX_MEMBERS
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
-from kvrouter.membership.discovery.merge import MergedSources
-from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.discovery.merge import MAX_NODES, MergedSources
+from kvrouter.membership.fleet import MAX_ENGINES, Fleet, FleetFull
 
 A, B, C = "a:1", "b:1", "c:1"
 
@@ -100,6 +100,40 @@ def test_a_source_that_names_too_many_changes_nothing() -> None:
     assert (status.up, roles(pool)) == (False, {A: Role.DECODE})
 
 
+def many(count: int, host: str) -> dict[str, Role]:
+    return {f"{host}:{port}": Role.DECODE for port in range(1, count + 1)}
+
+
+def test_sources_that_name_too_many_together_get_what_fits_and_the_rest_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, fleet, members = merged()
+    one, other = members.add("one"), members.add("other")
+    one.named(many(MAX_ENGINES - 1, "a"))
+    other.named(many(3, "b"))
+    with pytest.raises(FleetFull):
+        fleet.add(C, Role.DECODE)
+    assert fleet.add(A, Role.PREFILL).role is Role.PREFILL  # it is known
+    assert (len(roles(pool)), fleet.refused) == (MAX_ENGINES, 3)
+    told = [r.getMessage() for r in caplog.records if "not added" in r.getMessage()]
+    assert len(told) == 1
+    assert f"there are {MAX_ENGINES}, which is the most" in told[0]
+    one.named(many(1, "a"))
+    assert roles(pool) == {A: Role.PREFILL, **many(3, "b")}
+
+
+def test_of_too_many_store_nodes_the_first_are_used() -> None:
+    followed: list[list[str]] = []
+    members = MergedSources(Fleet(EnginePool(), Watched()), followed.append)  # type: ignore[arg-type]
+    one, other = members.add("one"), members.add("other")
+    one.named({f"kv://n:{port}": Role.STORE for port in range(1, MAX_NODES + 1)})
+    other.named({"kv://m:1": Role.STORE})
+    other.named({"kv://m:1": Role.STORE, "kv://m:2": Role.STORE})
+    assert [len(each) for each in followed] == [MAX_NODES]
+    one.named({})
+    assert followed[1:] == [["kv://m:1", "kv://m:2"]]
+
+
 def test_what_an_operator_did_stays_until_the_source_changes() -> None:
     pool, fleet, members = merged()
     status = members.add("redis")
@@ -175,6 +209,7 @@ async def test_a_source_that_fails_unexpectedly_is_followed_again_and_harms_no_o
     assert rows == {
         "kvrouter:discovery_up": {("odd",): 1.0, ("flags",): 1.0},
         "kvrouter:discovery_engines": {("odd",): 1.0, ("flags",): 1.0},
+        "kvrouter:engines_refused": {(): 0.0},
     }
     await discovery.close()
     await discovery.close()

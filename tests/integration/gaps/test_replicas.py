@@ -12,10 +12,9 @@ from tests.integration.gaps.meter import MOST_S, GapMeter
 
 from kvrouter.engines.engine import Engine
 from kvrouter.engines.pool import EnginePool
-from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.fleet import MAX_ENGINES, Fleet
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.redis.client import RedisClient
-from kvrouter.replicas.changes import MAX_ENGINES
 from kvrouter.replicas.group import Group
 from kvrouter.replicas.messages import MAX_RECEIVED_BYTES
 

@@ -16,6 +16,7 @@ from tests.integration.router.conftest import Json, Open, Site, metric, text, un
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
+from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.tools.demo.children import Children
 
 JSON = {"content-type": "application/json"}
@@ -51,6 +52,17 @@ async def test_an_engine_that_is_added_takes_requests(site: Open) -> None:
         assert [w["is_healthy"] for w in answer["workers"]] == [True] * 4
         for engine in (prefill, decode):
             assert (await call(here, "DELETE", f"/workers/{engine.address}"))[0] == 200
+
+
+async def test_an_engine_too_many_is_refused(site: Open) -> None:
+    here = await site(1, 1, admin=True)
+    for number in range(MAX_ENGINES - 2):
+        here.app.core.pool.assign(f"h:{number + 1}", Role.DECODE)
+    status, answer = await call(here, "POST", "/workers", {"url": "http://one-more:1"})
+    assert (status, answer["error"]["code"]) == (409, 409)
+    assert answer["error"]["message"].startswith(f"There are {MAX_ENGINES} workers")
+    assert (await call(here, "POST", "/workers", {"url": "http://h:1"}))[0] == 202
+    assert await metric(here, "kvrouter:engines_refused_total") == 1
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import StoreProcess
 
-from kvrouter_store.log import JsonFormatter, LogWriter
+from kvrouter_store.log import MAX_TEXT, JsonFormatter, LogWriter, PlainFormatter
 
 FIELDS = {"time", "level", "logger", "message"}
 
@@ -31,6 +31,20 @@ def test_a_record_is_one_line_whatever_its_message_has() -> None:
     assert set(fields) == FIELDS
     assert (fields["level"], fields["logger"]) == ("warning", "kvstore.x")
     assert fields["message"] == 'two\nlines and a "é"'
+
+
+@pytest.mark.parametrize("form", [JsonFormatter(), PlainFormatter()])
+def test_what_a_peer_says_makes_no_endless_line(form: logging.Formatter) -> None:
+    try:
+        raise ValueError("y" * 1_000_000 + "the end")
+    except ValueError:
+        one = record("the peer says: %s", "x" * 1_000_000)
+        one.exc_info = sys.exc_info()
+    line = form.format(one)
+    assert "the peer says: xxx" in line
+    assert f"x [{1_000_015 - MAX_TEXT} characters are left out]" in line
+    assert "the end" in line
+    assert len(line) < 3 * MAX_TEXT
 
 
 def test_a_record_with_half_a_surrogate_pair_is_no_lost_line() -> None:

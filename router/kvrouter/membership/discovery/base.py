@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.engines.engine import Role
+from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.options.addresses import parse_address, unlabelled
 from kvrouter_store.connection.address import parse_url
 
@@ -42,8 +43,8 @@ class SourceContext:
 Members = Mapping[str, Role]
 """Every engine and store node of one source: its role by its `member_address`."""
 
-MAX_MEMBERS: Final = 4096
-"""Of one source; more are a mistake, and would only cost probes."""
+MAX_MEMBERS: Final = MAX_ENGINES
+"""Of one source, store nodes too; with more it counts as broken."""
 
 
 class Listener(Protocol):

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery.merge import MergedSources
+from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Discovery:
         follow_nodes: Callable[[list[str]], None] = lambda urls: None,
     ) -> None:
         self.merged = MergedSources(fleet, follow_nodes)
+        self._fleet = fleet
         self._sources = tuple(sources)
         self._first_report_s = first_report_s
         self._restart_s = restart_s
@@ -77,6 +79,13 @@ class Discovery:
             "Engines and store nodes that the source named last.",
             lambda: (((status.name,), float(len(status.members))) for status in statuses),
             ["source"],
+        )
+        yield Reading(
+            "kvrouter:engines_refused",
+            f"Engines of any source that were not added because there were {MAX_ENGINES}, at each "
+            "try.",
+            lambda: self._fleet.refused,
+            grows=True,
         )
 
     async def _follow(self, source: EngineSource, status: SourceStatus) -> None:

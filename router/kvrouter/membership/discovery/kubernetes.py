@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.base import Listener, SourceContext
     from kvrouter.membership.kubernetes.api import ApiServer
 
+MOST_TOLD: Final = 32
+"""Odd objects in the log at a time."""
+NEWS_S: Final = 0.02
+"""Between two looks at a watch: each report costs the more, the more engines there are."""
 PAGE: Final = 100
 """Objects in one page of a list; each has some 10 KB."""
 
@@ -139,6 +143,7 @@ class KubernetesSource:
                     finally:
                         if changed:
                             self._report(mirror, listener)
+                    await asyncio.sleep(NEWS_S)  # what comes meanwhile is one chunk
 
     async def _list(
         self, session: Session, path: str, mirror: Mirror[Pod] | Mirror[EndpointSlice]
@@ -164,10 +169,12 @@ class KubernetesSource:
             if f.role is not Role.STORE and f.host in self._stores
         )
         listener.named(both_roles((each.address, each.role) for each in found))
+        told = {name: said for name, said in self._told.items() if name in mirror.odd}
         for name, sentence in mirror.odd.items():
-            if self._told.get(name) != sentence:
+            if told.get(name) != sentence and (name in told or len(told) < MOST_TOLD):
+                told[name] = sentence
                 log.warning("discovery %s: %s is left out: %s", self.name, name, sentence)
-        self._told = dict(mirror.odd)
+        self._told = told
 
     def _mirror(self) -> Mirror[Pod] | Mirror[EndpointSlice]:
         wanted = self._wanted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import both_roles, too_many
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from kvrouter.membership.discovery.base import Members
     from kvrouter.membership.fleet import Fleet
+
+MAX_NODES: Final = 256
+"""Nodes of the store, of all sources together: each request may ask all of them."""
 
 log = logging.getLogger(__name__)
 
@@ -85,15 +88,19 @@ class MergedSources:
     def _update(self, restored: Iterable[str]) -> None:
         named = both_roles(each for status in self.statuses for each in status.members.items())
         nodes = [address for address, role in named.items() if role is Role.STORE]
-        if nodes != self._nodes:
-            self._nodes = nodes
-            self._follow_nodes(nodes)
+        used = nodes[:MAX_NODES]
+        if used != self._nodes:
+            if len(nodes) > MAX_NODES:
+                log.warning("of %d store nodes the first %d are used", len(nodes), MAX_NODES)
+            self._nodes = used
+            self._follow_nodes(used)
         before = self._members
         after: dict[str, Role] = {a: r for a, r in named.items() if r is not Role.STORE}
-        self._members = after
         touched = {a for a in before.keys() | after.keys() if before.get(a) is not after.get(a)}
         touched.update(restored)
-        self._fleet.follow(
+        refused = self._fleet.follow(
             {address: role for address, role in before.items() if address in touched},
             {address: role for address, role in after.items() if address in touched},
         )
+        # Those that did not fit are tried again at the next change.
+        self._members = {a: r for a, r in after.items() if a not in refused}

@@ -51,7 +51,7 @@ class Mirror(Generic[T]):
     Args:
         kind: the type of its objects.
         name_engines: what one names; raises Odd.
-        most: engines in a list; more are refused.
+        most: engines; more are refused.
 
     Attributes:
         version: from which to watch; "": a list is needed first.
@@ -65,6 +65,7 @@ class Mirror(Generic[T]):
         self.read = 0
         self._name_engines = name_engines
         self._most = most
+        self._too_many = f"more than {most} members; select fewer"
         self._objects = msgspec.json.Decoder(kind)
         self._pages: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[kind])  # type: ignore[valid-type]
         self._named: dict[str, Named] = {}
@@ -88,11 +89,11 @@ class Mirror(Generic[T]):
         """
         page: Page[T] = _decoded(self._pages, body, MAX_PAGE_CONTAINERS)
         if len(page.items or ()) > self._most:
-            raise Unreadable(f"more than {self._most} members; select fewer")
+            raise Unreadable(self._too_many)
         for each in page.items or ():
             self._see(self._listed, each)
         if max(len(self._listed), len(one_of_each(self._listed.values()))) > self._most:
-            raise Unreadable(f"more than {self._most} members; select fewer")
+            raise Unreadable(self._too_many)
         if not page.metadata.more:
             self._named, self._listed = self._listed, {}
             self.odd = {name: odd for name, odd in self.odd.items() if name in self._named}
@@ -108,7 +109,7 @@ class Mirror(Generic[T]):
 
         Raises:
             Expired: see there.
-            Unreadable: see there.
+            Unreadable: see there; or there are more objects than `most`.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
@@ -137,6 +138,8 @@ class Mirror(Generic[T]):
             self.odd.pop(name, None)
         else:
             self._see(self._named, seen)
+            if len(self._named) > self._most:
+                raise Unreadable(self._too_many)
         return (self._named.get(name), self.odd.get(name)) != before
 
     def _see(self, into: dict[str, Named], seen: T) -> None:

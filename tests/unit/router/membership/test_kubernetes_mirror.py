@@ -107,6 +107,16 @@ def test_a_list_counts_only_when_its_last_page_is_there() -> None:
     assert (names(seen), seen.version) == ({"b", "c"}, "9")
 
 
+def test_a_watch_brings_no_more_than_a_list_may() -> None:
+    seen = listed()
+    pods = [shown("x") for _ in range(MOST + 1)]
+    for number, each in enumerate(pods):
+        each["metadata"]["name"] = f"x{number}"
+    seen.feed(b"".join(line("ADDED", each) for each in pods[:MOST]))
+    with pytest.raises(Unreadable, match=f"more than {MOST} members; select fewer"):
+        seen.feed(line("ADDED", pods[MOST]))
+
+
 def test_a_list_that_broke_off_leaves_nothing_behind() -> None:
     seen = listed(shown("a"))
     seen.begin_list()
