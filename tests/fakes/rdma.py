@@ -96,9 +96,9 @@ class StandIn:
         for device in self.opened:
             device.close()
 
-    def open(self, options: RdmaOptions, rank: int = 0) -> Device:
+    def open(self, options: RdmaOptions, rail: int = 0) -> Device:
         """Opens a device, as kvrouter_store.rdma.device.open_device does. Any name is one."""
-        choice = options.device_of(rank)
+        choice = options.device_of(rail)
         # Where only a debugger may touch another process, this one lets anybody.
         LIBC.prctl(PR_SET_PTRACER, ANY_PROCESS, 0, 0, 0)
         device = StandInDevice(self, choice.name if choice else "standin0", next(self._number))
@@ -117,7 +117,7 @@ def attachable(
     node: StoreServer, opens: Opens, options: RdmaOptions = ANY, most: int = 64
 ) -> Iterator[RdmaHost]:
     """While this holds, connections of a started node may attach."""
-    devices = [opens(options, rank) for rank in range(max(1, len(options.devices())))]
+    devices = [opens(options, rail) for rail in range(max(1, len(options.devices())))]
     host = RdmaHost(node, devices, most)
     try:
         host.start()

@@ -138,7 +138,10 @@ def engine_flags(**changes: Any) -> SimpleNamespace:
 def sglang_installed(flags: SimpleNamespace) -> Iterator[type[Any]]:
     """The backend's class, over stand-ins for torch and for the SGLang of an engine."""
     modules: dict[str, dict[str, Any]] = {
-        "torch": {"arange": lambda count: list(range(count))},
+        "torch": {
+            "arange": lambda count: list(range(count)),
+            "cuda": SimpleNamespace(device_count=lambda: 0),
+        },
         "sglang": {"__version__": "0.5.23"},
         "sglang.srt": {},
         "sglang.srt.mem_cache": {},

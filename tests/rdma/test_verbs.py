@@ -214,7 +214,7 @@ def test_a_queue_pair_can_be_fenced_and_closed_twice(near: NearSide) -> None:
 
 def test_ranks_copy_over_their_own_device_and_gid(device: Device) -> None:
     options = RdmaOptions(dev_name="rxe0:1,rxe1:1", link_type="Ethernet")
-    joined, alone = open_device(options, rank=2), open_device(options, rank=3)
+    joined, alone = open_device(options, rail=2), open_device(options, rail=3)
     assert (joined.name, alone.name) == ("rxe0", "rxe1")
     memory = Memory(MIB, alone, remote=True)
     memory.bytes[:BLOCK] = pattern(BLOCK)

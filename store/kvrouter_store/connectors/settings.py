@@ -44,7 +44,7 @@ class LinkSettings:
     url: the store, kv://HOST:PORT, or kvs://HOST:PORT for TLS (required).
     transport: 'auto', 'shm', 'unix', 'tcp' or 'rdma'.
     dev_name, ib_port, link_type, hint_gid_index: of RDMA, as `RdmaOptions` says;
-        several devices take turns by cache group, or by rank.
+        of several devices each serves consecutive GPUs.
     verify: check the digest of every loaded block.
     deadline_s: seconds within which each operation on the store ends.
     name: what the store lists this engine as. Left out: host and process id.
@@ -103,8 +103,8 @@ class LinkSettings:
         native_context(parse_url(self.url), self.tls)
         _ = self.rdma_options
 
-    def client(self, name: str, turn: int = 0) -> StoreClient:
-        """A client of the store, listed there under this name; of several RDMA devices with one.
+    def client(self, name: str, gpu: int = 0, gpus: int = 1) -> StoreClient:
+        """A client of the store, listed there under this name, for one of so many GPUs.
 
         Raises ConnectorRefused where RDMA is demanded and there is no device.
         """
@@ -117,7 +117,7 @@ class LinkSettings:
                 name=name,
                 token=self.token,
                 tls=self.tls,
-                rdma=Initiator(self.rdma_options, turn),
+                rdma=Initiator(self.rdma_options, self.rdma_options.rail_of(gpu, gpus)),
             )
         except RdmaUnavailable as problem:
             raise self.refused(f'"transport" is "rdma": {problem}') from problem

@@ -70,8 +70,8 @@ def _offer(
     options = settings.rdma_options
     devices: list[Device] = []
     with ExitStack() as opened:
-        for rank in range(max(1, len(options.devices()))):
-            devices.append(opens(options, rank))
+        for rail in range(max(1, len(options.devices()))):
+            devices.append(opens(options, rail))
             opened.callback(devices[-1].close)
         opened.pop_all()
     host = RdmaHost(server, devices, settings.rdma_connections)

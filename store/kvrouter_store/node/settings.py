@@ -97,8 +97,8 @@ class RdmaSettings(BaseModel):
     dev_name: str = Field(
         default=RDMA.dev_name,
         description="RDMA device, as ibv_devices lists it. Several devices, each with or without "
-        "the index of a GID (mlx5_1:6,mlx5_2:7), take turns by rank. By default the first usable "
-        "device.",
+        "the index of a GID (mlx5_1:6,mlx5_2:7): each serves as many consecutive GPUs of an "
+        "engine's host. By default the first usable device.",
         json_schema_extra={"section": "RDMA", "metavar": "NAME"},
     )
     ib_port: int = Field(default=RDMA.ib_port, ge=1, le=255, description="Port of the RDMA device.")

@@ -20,13 +20,13 @@ NAMES = "kvrouter_store.rdma.pyverbs_names"
 MAX_PINNED = "with `ulimit -l unlimited`, LimitMEMLOCK=infinity or `docker run --ulimit memlock=-1`"
 
 
-def open_device(options: RdmaOptions, rank: int = 0, sysfs: Path = SYSFS) -> Device:
-    """Open the device that the options mean for an engine's rank.
+def open_device(options: RdmaOptions, rail: int = 0, sysfs: Path = SYSFS) -> Device:
+    """Open the device that the options mean for this rail.
 
     Raises RdmaUnavailable, with one sentence and its remedy, where there is no device, no port that
     is up, no pyverbs, or no permission.
     """
-    port = choose_port(options, rank, sysfs)
+    port = choose_port(options, rail, sysfs)
     device = VerbsDevice(load_pyverbs(), port)
     log.info("RDMA over %s", port)
     return device

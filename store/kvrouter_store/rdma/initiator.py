@@ -83,18 +83,18 @@ class RemotePool:
 class Initiator:
     """The RDMA device of one client, and the memory registered with it. Safe in threads.
 
-    rank: of the engine; with several devices the ranks take turns, here and at the node.
+    rail: which device, of several, here and at the node: `RdmaOptions.rail_of`.
     opens: opens the device when it is first needed.
     """
 
     def __init__(
         self,
         options: RdmaOptions = RdmaOptions(),  # noqa: B008 (immutable)
-        rank: int = 0,
+        rail: int = 0,
         opens: Opens = open_device,
     ) -> None:
         self._options = options
-        self._rank = rank
+        self._rail = rail
         self._opens = opens
         self._lock = threading.Lock()
         self._device: Device | None = None
@@ -141,7 +141,7 @@ class Initiator:
         if self._closed:
             raise StoreClosed("the store client is closed")
         if self._device is None:
-            self._device = self._opens(self._options, self._rank)
+            self._device = self._opens(self._options, self._rail)
         return self._device
 
     def _close_unused(self) -> None:
@@ -163,7 +163,7 @@ class Initiator:
             undo.callback(queue_pair.close)
             card = queue_pair.endpoint.to_bytes()
             try:
-                reply = channel.ask(AttachReply, deadline, _core.encode_attach, card, self._rank)
+                reply = channel.ask(AttachReply, deadline, _core.encode_attach, card, self._rail)
             except StoreRefused as refusal:
                 raise NotAttached(str(refusal)) from refusal
             try:

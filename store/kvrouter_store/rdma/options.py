@@ -47,10 +47,18 @@ class RdmaOptions:
             return []
         return [self._device(entry.strip()) for entry in self.dev_name.split(",")]
 
-    def device_of(self, rank: int) -> DeviceChoice | None:
-        """The device of an engine's rank: they take turns. None where any will do."""
+    def rail_of(self, gpu: int, gpus: int) -> int:
+        """Which device, here and at the node, is for one of so many GPUs.
+
+        As AIBrix says: of 8 GPUs and 2 devices, the first has GPUs 0 to 3 and the second 4 to 7.
+        """
+        devices = min(len(self.devices()), gpus)
+        return gpu * devices // gpus if devices else gpu
+
+    def device_of(self, rail: int) -> DeviceChoice | None:
+        """The device of this number, or of that modulo their number. None where any will do."""
         devices = self.devices()
-        return devices[rank % len(devices)] if devices else None
+        return devices[rail % len(devices)] if devices else None
 
     @property
     def wanted_link(self) -> LinkType | None:

@@ -36,8 +36,8 @@ class Port:
         return f"{self.device} port {self.number} ({link}, GID {self.gid_index}: {where})"
 
 
-def choose_port(options: RdmaOptions, rank: int = 0, sysfs: Path = SYSFS) -> Port:
-    """The port that the options mean for an engine's rank.
+def choose_port(options: RdmaOptions, rail: int = 0, sysfs: Path = SYSFS) -> Port:
+    """The port that the options mean for this rail, see `RdmaOptions.rail_of`.
 
     Raises RdmaUnavailable where there is none, or it is not up, or not of the link type asked for.
     """
@@ -47,7 +47,7 @@ def choose_port(options: RdmaOptions, rank: int = 0, sysfs: Path = SYSFS) -> Por
             f"this machine has no RDMA device ({sysfs} is missing or empty): load its driver, or "
             "use another transport"
         )
-    asked = options.device_of(rank)
+    asked = options.device_of(rail)
     if asked is not None:
         if asked.name not in present:
             raise RdmaUnavailable(

@@ -73,7 +73,7 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
         super().register_mem_pool_host(mem_pool_host)
         self.close()
         manifest = self._manifest()
-        client = self._settings.client(self._name, self._config.tp_rank)
+        client = self._settings.client(self._name, *self._gpu())
         link = StoreLink(client, manifest, log, engine=self._name)
         link.start()
         self._memory = PoolMemory.of(mem_pool_host)
@@ -82,6 +82,12 @@ class KVStoreHiCache(HiCacheStorage):  # type: ignore[misc]
             "%s shares pages of %d bytes through %s, manifest %s",
             *(self._name, manifest.block_bytes, self._settings.url, manifest.digest.hex()[:16]),
         )
+
+    def _gpu(self) -> tuple[int, int]:
+        """Which of how many GPUs that this process sees; of one alone, which rank of how many."""
+        if torch.cuda.device_count() > 1:
+            return torch.cuda.current_device(), torch.cuda.device_count()
+        return self._config.tp_rank, self._config.tp_size
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Refuse models with further pools: what these hold would be missing after a load."""

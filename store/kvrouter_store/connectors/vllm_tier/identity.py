@@ -81,6 +81,18 @@ def chunk_manifests(
     return manifests
 
 
+def gpu_of(parallel: Any, group: int, groups: int, gpus: int) -> tuple[int, int]:
+    """Which part of this host's GPUs, of how many, a cache group of an engine stands for.
+
+    parallel: vLLM's OffloadingParallelConfig; one process moves the KV of all GPUs of an engine, so
+    that data-parallel engines, and the groups of each, share the devices. gpus: of this host.
+    """
+    engines = parallel.data_parallel_size
+    if gpus:
+        engines = min(engines, max(1, gpus // parallel.world_size))
+    return parallel.data_parallel_index % engines * groups + group, engines * groups
+
+
 def _fields(config: Any) -> dict[str, Scalar]:
     """Everything that decides the order of a chunk's bytes.
 

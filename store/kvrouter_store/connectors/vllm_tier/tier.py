@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import vllm
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -44,6 +45,7 @@ from kvrouter_store.connectors.vllm_tier.identity import (
     PART,
     ChunkIdentity,
     chunk_manifests,
+    gpu_of,
     identify,
 )
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
@@ -83,9 +85,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         identity = identity or identify(config, settings)
         manifests = chunk_manifests(config, self.block_size_bytes, identity, vllm.__version__)
         name = identity.engine
+        gpus = torch.accelerator.device_count()
+        of = [gpu_of(config.parallel, k, len(manifests), gpus) for k in range(len(manifests))]
         self.links = {
-            group: StoreLink(settings.client(name, group), manifest, log, engine=name)
-            for group, manifest in manifests.items()
+            group: StoreLink(settings.client(name, *gpu), manifest, log, engine=name)
+            for (group, manifest), gpu in zip(manifests.items(), of, strict=True)
         }
         self.engine = identity.engine
         self._manifests, self._renewals = manifests, 0
@@ -98,7 +102,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self.lookups = ChunkLookups(tier_type, self.links, self.news)
         self.node = settings.node
         self._neighbours = Neighbours(
-            lambda node: settings.at(node).client(name), StoreClient.close
+            lambda node: settings.at(node).client(name, *of[0]), StoreClient.close
         )
         self._landings = Landings(
             lambda node: settings.at(node).waiter(f"{name}/landings"), self.news, log

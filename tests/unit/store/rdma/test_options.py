@@ -21,10 +21,23 @@ def test_every_device_has_its_own_gid_index_or_the_hint(
     ]
 
 
-def test_ranks_take_turns_on_the_devices() -> None:
-    options = RdmaOptions(dev_name="mlx5_1:6,mlx5_2:7")
-    chosen = [options.device_of(rank) for rank in range(4)]
-    assert chosen == [DeviceChoice("mlx5_1", 6), DeviceChoice("mlx5_2", 7)] * 2
+def test_each_device_serves_consecutive_gpus_with_its_own_gid() -> None:
+    options = RdmaOptions(dev_name="mlx5_1:6,mlx5_2:7", link_type="Ethernet")
+    chosen = [options.device_of(options.rail_of(gpu, 8)) for gpu in range(8)]
+    assert chosen == [DeviceChoice("mlx5_1", 6)] * 4 + [DeviceChoice("mlx5_2", 7)] * 4
+
+
+@given(st.integers(1, 16), st.integers(1, 9))
+def test_gpus_are_spread_evenly_over_devices_in_their_order(gpus: int, devices: int) -> None:
+    options = RdmaOptions(dev_name=",".join(f"d{number}" for number in range(devices)))
+    rails = [options.rail_of(gpu, gpus) for gpu in range(gpus)]
+    counts = [rails.count(rail) for rail in range(min(devices, gpus))]
+    assert rails == sorted(rails)
+    assert (sum(counts), max(counts) - min(counts) <= 1) == (gpus, True)
+
+
+def test_without_a_device_of_its_own_a_gpu_takes_its_turn_on_those_of_the_node() -> None:
+    assert [RdmaOptions().rail_of(gpu, 4) for gpu in range(4)] == [0, 1, 2, 3]
 
 
 def test_without_a_name_any_device_will_do() -> None:

@@ -92,11 +92,11 @@ def test_a_gid_that_was_named_is_used_whatever_its_type(machine: Machine) -> Non
     assert (port.gid_index, port.gid) == (0, gid("fe80::1"))
 
 
-def test_ranks_use_their_own_device_with_its_gid(machine: Machine) -> None:
+def test_rails_use_their_own_device_with_its_gid(machine: Machine) -> None:
     for name in ("mlx5_1", "mlx5_2"):
         machine.device(name, ("fe80::1", V2), ("10.0.0.1", V2), ("10.0.0.2", V2))
     options = RdmaOptions(dev_name="mlx5_1:2,mlx5_2")
-    chosen = [choose_port(options, rank, machine.folder) for rank in range(3)]
+    chosen = [choose_port(options, rail, machine.folder) for rail in range(3)]
     assert [(port.device, port.gid_index) for port in chosen] == [
         ("mlx5_1", 2),
         ("mlx5_2", 1),
