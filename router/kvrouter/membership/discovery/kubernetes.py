@@ -98,6 +98,8 @@ class KubernetesSource:
             except (ApiFailed, Unreadable) as error:
                 mirror.version = ""
                 listener.failed(str(error))
+                if isinstance(error, Unreadable):
+                    read = mirror.read  # its events count as no answer
             if mirror.read > read or loop.time() - begun > times.longest_pause_s:
                 pause.succeeded()
                 if ended:
