@@ -1,47 +1,71 @@
-"""How much memory is free, for processes that take a large part of it at once."""
+"""How much memory this host and its cgroups leave, for processes that take much of it at once."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+Read = Callable[[str], str]
 MEMINFO: Final = "/proc/meminfo"
-CGROUP: Final = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
+CGROUPS: Final = "/proc/self/cgroup"
+LIMITS: Final = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-FILES: Final = (MEMINFO, *(path for two in CGROUP for path in two))
+"""A cgroup's limit of memory and what it uses, in v2 and in v1."""
 
 
-def read_files(names: Iterable[str] = FILES, root: Path = Path("/")) -> dict[str, str]:
-    """The contents of those files that can be read."""
-    found = {}
-    for name in names:
+def reader(root: Path = Path("/")) -> Read:
+    """A function that reads files under `root` by their path; "" for one that cannot be read."""
+
+    def read(name: str) -> str:
         try:
-            found[name] = (root / name.lstrip("/")).read_text()
+            return (root / name.lstrip("/")).read_text()
         except OSError:
-            continue
-    return found
+            return ""
+
+    return read
 
 
-def free_bytes(files: Mapping[str, str]) -> int | None:
+def free_bytes(read: Read) -> int | None:
     """What this process may take without being killed; None where no file says so."""
-    rooms = [room for room in (_available(files), _left_in_cgroup(files)) if room is not None]
-    return min(rooms, default=None)
+    rooms = [max(0, most - used) for most, used in _limits(read)]
+    available = _meminfo(read, "MemAvailable")
+    return min(rooms if available is None else [*rooms, available], default=None)
 
 
-def _available(files: Mapping[str, str]) -> int | None:
-    kib = re.search(r"^MemAvailable:\s+(\d+) kB", files.get(MEMINFO, ""), re.MULTILINE)
+def limit_bytes(read: Read) -> int | None:
+    """The least limit of its cgroups (a container's, a unit's) for all their processes together."""
+    return min((most for most, _ in _limits(read)), default=None)
+
+
+def cgroup_folders(read: Read, controller: str) -> Iterator[str]:
+    """The cgroups of this process that may limit what the controller counts, and their parents.
+
+    In a container the paths may be its host's, and then name nothing: its own is the root.
+    """
+    for line in read(CGROUPS).splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in {"", controller}:
+            continue
+        base = "/sys/fs/cgroup" + (f"/{kinds}" if kinds else "")
+        inner = Path(path.lstrip("/"))
+        for each in (inner, *inner.parents):
+            yield f"{base}/{each}" if each.parts else base
+
+
+def _limits(read: Read) -> Iterator[tuple[int, int]]:
+    """Limits of memory with what is used of each, less what the kernel takes back at once."""
+    total = _meminfo(read, "MemTotal")
+    for folder in cgroup_folders(read, "memory"):
+        for limit, usage in LIMITS:
+            most, used = read(f"{folder}/{limit}").strip(), read(f"{folder}/{usage}").strip()
+            if most.isdecimal() and (total is None or int(most) < total):  # else it is none
+                stat = read(f"{folder}/memory.stat")
+                cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+                yield int(most), int(used or 0) - max(map(int, cache), default=0)
+
+
+def _meminfo(read: Read, name: str) -> int | None:
+    kib = re.search(rf"^{name}:\s+(\d+) kB", read(MEMINFO), re.MULTILINE)
     return int(kib[1]) * 1024 if kib else None
-
-
-def _left_in_cgroup(files: Mapping[str, str]) -> int | None:
-    for limit, usage in CGROUP:
-        most = files.get(limit, "").strip()
-        if most.isdecimal():  # not "max"
-            used = files.get(usage, "").strip()
-            return max(0, int(most) - (int(used) if used.isdecimal() else 0))
-    return None

@@ -45,7 +45,7 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
     return_large_blocks()
     lines, writer = request_log.set_up(settings.log_level, settings.log_format)
     log.info("%s", limit)
-    if lack := settings.lack:
+    for lack in settings.lacks:
         log.warning("%s", lack)
     try:
         uvloop.run(_main(settings, reread, lines, writer))

@@ -7,19 +7,18 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import ByteSize
 
 from kvrouter_store._core import Placed, Placement
+from kvrouter_store.free_memory import Read, cgroup_folders
 from kvrouter_store.node.host_advice import Advice
 
 HugePages = Literal["auto", "on", "off"]
 Numa = Literal["auto", "off"]
-Read = Callable[[str], str]
 KIB: Final = 1024
 HUGETLB: Final = "/sys/kernel/mm/hugepages/hugepages-{kib}kB/"
 NODE_HUGETLB: Final = "/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/"
@@ -28,7 +27,6 @@ SHMEM_MODE: Final = THP + "shmem_enabled"
 BY_TOUCH: Final = frozenset({"always", "within_size", "advise", "force"})
 NODES: Final = "/sys/devices/system/node/has_memory"
 STATUS: Final = "/proc/self/status"
-CGROUPS: Final = "/proc/self/cgroup"
 # What a page that rounds the pool up may add to it unasked, as a divisor.
 MOST_WASTE: Final = 8
 # Limits of a cgroup and what they bound, in v2 and in v1: pages in use, and those reserved.
@@ -58,18 +56,6 @@ class PlacementPlan:
     def explicit(self) -> bool:
         """Whether the pool is to take huge pages that the host has set aside."""
         return self.placement.explicit_page_bytes > 0
-
-
-def reader(root: Path = Path("/")) -> Read:
-    """A function that reads files under `root` by their path; "" for one that cannot be read."""
-
-    def read(name: str) -> str:
-        try:
-            return (root / name.lstrip("/")).read_text()
-        except OSError:
-            return ""
-
-    return read
 
 
 def plan(
@@ -189,24 +175,12 @@ def _free_pages(read: Read, kib: int, nodes: list[int]) -> tuple[int, int]:
 def _cgroup_rooms(read: Read, page: int) -> Iterator[int]:
     """How many huge pages each limit leaves: touching one beyond it is a SIGBUS."""
     name = _cgroup_name(page)
-    for folder in _cgroup_folders(read):
+    for folder in cgroup_folders(read, "hugetlb"):
         for limit, usage in LIMITS:
             most = read(f"{folder}/hugetlb.{name}.{limit}").strip()
             if most.isdecimal():  # not "max"
                 used = _number(read(f"{folder}/hugetlb.{name}.{usage}"))
                 yield max(0, int(most) - used) // page
-
-
-def _cgroup_folders(read: Read) -> Iterator[str]:
-    """The cgroups of this process that limit huge pages, and their parents."""
-    for line in read(CGROUPS).splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds not in {"", "hugetlb"}:
-            continue
-        base = "/sys/fs/cgroup" + (f"/{kinds}" if kinds else "")
-        inner = Path(path.lstrip("/"))
-        for each in (inner, *inner.parents):
-            yield f"{base}/{each}" if each.parts else base
 
 
 def _transparent_pages(read: Read) -> tuple[int, bool, str]:

@@ -17,12 +17,13 @@ from pydantic import ByteSize
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
 from kvrouter_store.descriptors import connections, lack, raise_limit
+from kvrouter_store.free_memory import limit_bytes, reader
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.block_events import publishing_events
-from kvrouter_store.node.host_advice import Advice, advice, read_files
+from kvrouter_store.node.host_advice import Advice, advice
 from kvrouter_store.node.http_api import HttpApi, Respond
 from kvrouter_store.node.own_client import OwnClient, own_address
-from kvrouter_store.node.placement import placement_notes, plan, reader
+from kvrouter_store.node.placement import placement_notes, plan
 from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import GONE_POLICY, StoreSettings
 from kvrouter_store.node.signals import Signals, drain, reload_on_hangup
@@ -183,11 +184,11 @@ def _start_store(
     check_disk(settings)
     raised = raise_limit()
     path = _own_unix_path(settings)
-    _check_memory(settings)
-    pages, prefault = settings.huge_pages, settings.prefault
-    placing = plan(reader(), int(settings.memory), pages, settings.numa, prefault=prefault)
+    read, pages, prefault = reader(), settings.huge_pages, settings.prefault
+    placing = plan(read, int(settings.memory), pages, settings.numa, prefault=prefault)
     if placing.refusal:
         raise StartRefused(placing.refusal)
+    _check_memory(settings, None if placing.explicit else limit_bytes(read))
     server = StoreServer(
         host=settings.host,
         port=settings.port,
@@ -215,7 +216,7 @@ def _start_store(
     if danger := plain_wire_warning(settings):
         log.warning("%s", danger)
     # Read before the pool takes its memory, and warnings first: the kernel may end the process.
-    lacks = advice(read_files(), int(settings.memory), set_aside=placing.explicit)
+    lacks = advice(read, int(settings.memory), set_aside=placing.explicit)
     _log(one for one in lacks if one.level >= logging.WARNING)
     server.start()
     log.info("%s", raised)
@@ -232,11 +233,17 @@ def _policy(settings: StoreSettings) -> str:
     return instead
 
 
-def _check_memory(settings: StoreSettings) -> None:
+def _check_memory(settings: StoreSettings, limit: int | None) -> None:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    pool = f"a pool of {settings.memory.human_readable()} does not fit into"
     if settings.memory > memory_bytes:
-        has = ByteSize(memory_bytes).human_readable()
-        raise MemoryError(f"a pool of {settings.memory.human_readable()} does not fit into {has}")
+        raise MemoryError(f"{pool} {ByteSize(memory_bytes).human_readable()}")
+    if limit is not None and settings.memory > limit:
+        raise StartRefused(
+            f"{pool} the {ByteSize(limit).human_readable()} of memory to which this container "
+            "(cgroup) is limited: give a smaller --memory, or the container more (docker run "
+            "--memory, resources.limits.memory, MemoryMax=)"
+        )
 
 
 def _own_unix_path(settings: StoreSettings) -> Path | None:

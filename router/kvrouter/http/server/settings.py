@@ -6,6 +6,7 @@ from pydantic import BaseModel, ByteSize, Field
 
 from kvrouter.http.server.limits import Limits
 from kvrouter_store.descriptors import connections, lack
+from kvrouter_store.free_memory import free_bytes, reader
 
 _EACH = 2
 """Descriptors of a request: one to the client and one to an engine."""
@@ -66,6 +67,14 @@ class ClientSettings(BaseModel):
         )
 
     @property
-    def lack(self) -> str:
-        """A sentence where the limit of open files allows fewer connections; else ''."""
-        return lack(Limits().connections, _EACH)
+    def lacks(self) -> list[str]:
+        """Sentences where this host allows less of open files or memory than these bounds."""
+        found = [lack(Limits().connections, _EACH)]
+        free = free_bytes(reader())
+        if free is not None and free < self.max_body_memory:
+            found.append(
+                f"--max-body-memory {self.max_body_memory.human_readable()} is more than the "
+                f"{ByteSize(free).human_readable()} of memory that are free here, and the kernel "
+                "ends processes that exceed it: lower it, or give the container a larger limit"
+            )
+        return list(filter(None, found))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.families.pages import ProbeFailed
-from kvrouter_store.node.placement import Read, reader
+from kvrouter_store.free_memory import Read, reader
 
 if TYPE_CHECKING:
     from asyncio import Future

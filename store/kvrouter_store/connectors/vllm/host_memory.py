@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from kvrouter_store.free_memory import free_bytes, read_files
+from kvrouter_store.free_memory import free_bytes, reader
 
 log = logging.getLogger("vllm.kvstore")
 
@@ -30,7 +30,7 @@ class Host(NamedTuple):
         """This host."""
         found = os.statvfs(SHARED)
         shared: int = found.f_bavail * found.f_frsize
-        free = free_bytes(read_files())
+        free = free_bytes(reader())
         devices = len(list(DEVICES.iterdir())) if DEVICES.is_dir() else 0
         return cls(shared if free is None else free, shared, devices)
 

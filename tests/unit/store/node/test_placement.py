@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from kvrouter_store._core import Placement, StoreServer
+from kvrouter_store.free_memory import reader
 from kvrouter_store.node.placement import (
     HugePages,
     Numa,
@@ -14,7 +15,6 @@ from kvrouter_store.node.placement import (
     memory_nodes,
     placement_notes,
     plan,
-    reader,
 )
 from kvrouter_store.node.settings import StoreSettings
 

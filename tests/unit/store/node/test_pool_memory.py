@@ -28,7 +28,8 @@ from tests.fakes.store import (
 
 from kvrouter_store._core import Placement, StoreServer, current_numa_node
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.node.placement import plan, reader
+from kvrouter_store.free_memory import reader
+from kvrouter_store.node.placement import plan
 
 KIB = 1 << 10
 MIB = 1 << 20
