@@ -15,8 +15,9 @@ inline constexpr std::array<const char*, 6> kDiskFaultNames{
 
 // Up until a fault; then bypassed, with growing pauses between trials, from one second to a minute.
 //
-// A single block that cannot be read or written is lost; several errors in a row are a fault of the
-// disk. A disk that is full or slow, fails to sync or has a failed journal, is bypassed at once.
+// A single block that cannot be written is not kept, nor one that cannot be read several times;
+// several errors in a row are a fault of the disk. A disk that is full or slow, fails to sync or
+// has a failed journal, is bypassed at once.
 class DiskHealth {
  public:
   static constexpr unsigned kErrorsInARow = 3;

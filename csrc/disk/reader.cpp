@@ -86,13 +86,21 @@ DiskReader::Ended DiskReader::complete(const DiskCompletion& done, TimePoint now
   end(key, read, outcome == End::kPromoted);
   if (outcome == End::kPromoted) {
     ++counters_.promoted;
+    errors_.erase(key);
     const std::chrono::nanoseconds took = now - read.since;
     counters_.promotions.observe(static_cast<uint64_t>(took.count()));
-  } else if (outcome != End::kCancelled) {
+  } else if (outcome == End::kCorrupt || (outcome == End::kFailed && !may_recover(key))) {
     // Not found again on the disk.
     if (index_.remove(key.block)) ++counters_.dropped;
   }
   return {outcome, key.block};
+}
+
+bool DiskReader::may_recover(const PartKey& key) {
+  if (errors_.size() >= kMostRemembered) errors_.clear();
+  if (++errors_[key] < kMostErrors) return true;
+  errors_.erase(key);
+  return false;
 }
 
 void DiskReader::end(const PartKey& key, const Read& read, bool keep) {

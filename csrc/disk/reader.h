@@ -14,6 +14,9 @@ namespace kv {
 class DiskReader {
  public:
   static constexpr size_t kMaxReads = 32;  // in flight
+  // Of one part in a row, after which its block is forgotten: the disk may be well again by then.
+  static constexpr unsigned kMostErrors = 3;
+  static constexpr size_t kMostRemembered = 4096;  // parts with errors
   static constexpr uint64_t kSession =
       ~uint64_t{0};  // reserves slots as this; no connection has it
 
@@ -56,6 +59,7 @@ class DiskReader {
     TimePoint submitted{};  // if in flight
   };
   void end(const PartKey& key, const Read& read, bool keep);
+  bool may_recover(const PartKey& key);
 
   Table& memory_;
   DiskIndex& index_;
@@ -66,6 +70,7 @@ class DiskReader {
   uint64_t bytes_ = 0;
   uint64_t last_id_;
   std::unordered_map<PartKey, Read, PartKeyHash> reads_;
+  std::unordered_map<PartKey, unsigned, PartKeyHash> errors_;  // since each could be read
   std::deque<PartKey> queue_;                     // of reads_, not submitted
   std::unordered_map<uint64_t, PartKey> flying_;  // by request id
 };

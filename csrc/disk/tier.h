@@ -28,7 +28,7 @@ class DiskEvents {
  public:
   virtual ~DiskEvents() = default;
   virtual void on_promoted(const BlockKey& key) = 0;  // a part of it is in memory
-  virtual void on_lost(const BlockKey& key) = 0;      // it cannot be read
+  virtual void on_lost(const BlockKey& key) = 0;      // it cannot be read, now or ever
   virtual void on_bypassed() = 0;                     // none can be read any more
 };
 

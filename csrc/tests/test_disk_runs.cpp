@@ -69,7 +69,7 @@ void a_block_that_fails_on_the_way_ends_the_run_before_it() {
   b.rig.turn();
   b.rig.io->finish(3, EIO);
   b.rig.run_until([&] { return b.rig.ended.size() == 1; });
-  CHECK(b.rig.in_memory(3) && !b.rig.there(4) && b.rig.in_memory(5));
+  CHECK(b.rig.in_memory(3) && !b.rig.in_memory(4) && b.rig.in_memory(5));
   b.runs.let_go(*b.rig.ended[0]);
   CHECK(b.pinned() == 0);
 }

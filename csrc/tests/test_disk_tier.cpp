@@ -157,21 +157,45 @@ void a_turn_computes_one_digest_at_most() {
   rig.flush();
 }
 
-void one_block_that_cannot_be_read_is_its_own_loss() {
+void fail_to_read(Rig& rig, uint32_t i) {
+  CHECK(rig.tier->promote(key(i), kPart) == Promote::kReading);
+  rig.turn();
+  rig.io->finish(0, EIO);
+  rig.turn();
+}
+
+void read_well(Rig& rig, uint32_t i) {
+  CHECK(rig.tier->promote(key(i), kPart) == Promote::kReading);
+  rig.run_until([&] { return rig.in_memory(i); });
+  rig.forget_memory();
+}
+
+void a_read_error_that_passes_loses_no_block() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 2);
+  rig.forget_memory();
+  for (int time = 0; time < 4; ++time) {
+    fail_to_read(rig, 1);
+    CHECK(rig.there(1) && rig.lost.size() == static_cast<size_t>(time) + 1 && rig.tier->usable());
+    read_well(rig, time == 3 ? 1 : 2);
+    if (time == 1) read_well(rig, 1);
+  }
+  CHECK(rig.stat("disk_dropped_total") == 0 && rig.stat("disk_errors_total.read") == 4);
+}
+
+void a_block_that_cannot_be_read_three_times_is_its_own_loss() {
   Folder folder;
   Rig rig(folder.path());
   put_and_flush(rig, 1, 4);
   rig.forget_memory();
-  for (uint32_t i = 1; i <= 2; ++i) {
-    CHECK(rig.tier->promote(key(i), kPart) == Promote::kReading);
-    rig.turn();
-    rig.io->finish(0, EIO);
-    rig.turn();
-    CHECK(!rig.there(i) && rig.tier->usable());
+  for (unsigned time = 1; time <= DiskReader::kMostErrors; ++time) {
+    fail_to_read(rig, 1);
+    CHECK(rig.there(1) == (time < DiskReader::kMostErrors) && rig.tier->usable());
+    read_well(rig, 3);
   }
-  CHECK(rig.tier->promote(key(3), kPart) == Promote::kReading);
-  rig.run_until([&] { return rig.in_memory(3); });
-  CHECK(rig.stat("disk_errors_total.read") == 2 && rig.there(4));
+  CHECK(rig.stat("disk_errors_total.read") == 3 && rig.stat("disk_dropped_total") == 1);
+  CHECK(rig.there(3) && rig.there(4));
 }
 
 void errors_in_a_row_put_the_disk_aside() {
@@ -435,7 +459,8 @@ int main() {
   rotten_bytes_never_get_into_memory(false);
   without_digests_in_memory_the_disk_has_those_of_what_it_writes();
   a_turn_computes_one_digest_at_most();
-  one_block_that_cannot_be_read_is_its_own_loss();
+  a_read_error_that_passes_loses_no_block();
+  a_block_that_cannot_be_read_three_times_is_its_own_loss();
   errors_in_a_row_put_the_disk_aside();
   a_full_disk_is_put_aside_and_tried_again();
   after_a_sync_that_failed_nothing_that_was_written_is_believed();
