@@ -173,11 +173,27 @@ void Node::end_hopeless_waits() {
   if (hopeless) landings_.end_all();
 }
 
+bool Node::holds_nothing(const Session& session) const {
+  return session.idle() && state_.leases.blocks_of(session.id) == 0 && !local_.busy(session.id);
+}
+
 std::vector<uint64_t> Node::idle_sessions() const {
   std::vector<uint64_t> idle;
   for (const auto& [id, session] : state_.sessions)
-    if (session->idle() && state_.leases.blocks_of(id) == 0 && !local_.busy(id)) idle.push_back(id);
+    if (holds_nothing(*session)) idle.push_back(id);
   return idle;
+}
+
+std::optional<uint64_t> Node::spare_session(std::chrono::duration<double> idle) const {
+  std::optional<uint64_t> spare;
+  std::pair<bool, TimePoint> best{true, TimePoint::max()};
+  for (const auto& [id, session] : state_.sessions) {
+    const std::pair<bool, TimePoint> rank{!session->engines.empty(), session->active_at};
+    if (session->greeted && !session->reads_pool() && rank < best &&
+        state_.now - session->active_at >= idle && holds_nothing(*session))
+      best = rank, spare = id;
+  }
+  return spare;
 }
 
 }  // namespace kv

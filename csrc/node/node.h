@@ -37,6 +37,10 @@ class Node {
   const auto& sessions() const { return state_.sessions; }
   // Connections whose HELLO has not been accepted yet, the oldest first.
   const std::set<uint64_t>& awaiting_hello() const { return awaiting_hello_; }
+  size_t greeted() const { return state_.sessions.size() - awaiting_hello_.size(); }
+  // Of those that have been idle for so long and hold nothing, also no mapping of the pool, the
+  // one to do without: unregistered ones first, then the longest idle.
+  std::optional<uint64_t> spare_session(std::chrono::duration<double> idle) const;
   // Ends a session and what belongs to it. Returns the id of the fence to be watched, if any.
   std::optional<uint64_t> end_session(uint64_t id);
   // The tenant with this token; nothing for a wrong one, which is counted.
@@ -102,6 +106,8 @@ class Node {
 
  private:
   using Header = wire::Header;
+
+  bool holds_nothing(const Session& session) const;
 
   template <class Part, class Body>
   bool with(Session& session, const Header& header, const uint8_t* body, Part& part,

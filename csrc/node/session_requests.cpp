@@ -36,7 +36,7 @@ std::string_view Node::why_not(const wire::HelloRequest& request, std::optional<
   status = Status::kUnauthorized;
   if (!tenant) return "it needs a token, and this one is not valid";
   status = Status::kLimit;
-  if (state_.sessions.size() - awaiting_hello_.size() >= state_.options.max_connections) {
+  if (greeted() >= state_.options.max_connections) {
     ++state_.counters.rejected;
     return "the node has as many connections as it may";
   }

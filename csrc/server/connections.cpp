@@ -78,14 +78,19 @@ bool Connections::is_full() const {
 }
 
 // A connection without a HELLO may not keep out a client: the oldest of them is ended. With tokens,
-// such connections may be only a part of all.
+// such connections may be only a part of all. Neither may one that is idle; its client connects
+// again when it needs to.
 void Connections::make_way() {
   const auto& waiting = node_.awaiting_hello();
   const size_t part = options_.tenants.empty() ? 1 : TenantLimits::kAwaitingHelloPart;
   const bool many = waiting.size() >= std::max<size_t>(options_.max_connections / part, 1);
-  if (waiting.empty() || !(many || is_full())) return;
+  std::optional<uint64_t> spare;
+  if (!waiting.empty() && (many || is_full())) spare = *waiting.begin();
+  else if (node_.greeted() >= options_.max_connections)
+    spare = node_.spare_session(std::chrono::duration<double>(options_.spare_idle_s));
+  if (!spare) return;
   ++node_.counters().rejected;
-  end(*waiting.begin());
+  end(*spare);
 }
 
 void Connections::serve(uint64_t id, uint32_t events) {

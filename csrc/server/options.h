@@ -32,6 +32,7 @@ struct ServerOptions {
       reserve_bytes{};              // that one client may hold; default: a share of the pool
   double reserve_timeout_s = 30.0;  // the reservations of a connection end after this silence
   bool digests = true;              // false: no digest is computed or checked
+  double spare_idle_s = 1.0;        // a connection that holds nothing gives way after this silence
 };
 
 }  // namespace kv

@@ -412,11 +412,37 @@ void it_stops_starts_again_and_refuses_what_it_cannot_have() {
   Client::unix_socket(socket_path()).greet();
 }
 
+void idle_connections_keep_no_client_out() {
+  Server server({.unix_path = "",
+                 .pool_bytes = 1u << 20,
+                 .granule_bytes = 4096,
+                 .max_connections = 8,
+                 .spare_idle_s = 0});
+  CHECK(server.start() == 0);
+  std::vector<Client> idle;
+  for (int i = 0; i < 8; ++i) {
+    idle.push_back(Client::tcp(server.port()));
+    idle.back().greet();
+  }
+  const auto hashes = chain(1, 1);
+  CHECK(idle[0].put(1, 1) == all(1, BlockStatus::kStored));
+  CHECK(idle[0].ask<AcquireReply>(Op::kAcquire, ReadRequest{1, 0, span_of(hashes)}).blocks == 1);
+  CHECK(idle[1].match(1) == 1);  // the others have been idle for longer
+  for (int i = 0; i < 5; ++i) {
+    idle.push_back(Client::tcp(server.port()));
+    idle.back().greet();
+    CHECK(idle.back().match(1) == 1);
+  }
+  for (size_t i = 2; i < 7; ++i) CHECK(!idle[i].receive());
+  for (const size_t i : {0, 1, 7}) CHECK(idle[i].match(1) == 1);  // the first has a lease
+}
+
 void connections_that_say_no_hello_keep_no_client_out() {
   Server server({.unix_path = "",
                  .pool_bytes = 1u << 20,
                  .granule_bytes = 4096,
-                 .max_connections = 8});
+                 .max_connections = 8,
+                 .spare_idle_s = 3600});
   CHECK(server.start() == 0);
   const auto gauge = [&server](const std::string& name) {
     for (const auto& [key, value] : server.stats())
@@ -460,6 +486,7 @@ void a_hello_has_a_deadline_of_its_own() {
 }  // namespace
 
 int main() {
+  idle_connections_keep_no_client_out();
   connections_that_say_no_hello_keep_no_client_out();
   a_hello_has_a_deadline_of_its_own();
   what_is_put_is_matched_and_read_back();

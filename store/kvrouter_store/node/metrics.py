@@ -102,7 +102,7 @@ HELPS: Final = {
     "manifests": "Manifests registered since the node started.",
     "connections_total": "Connections accepted.",
     "rejected_connections_total": "Connections ended because there were too many: new ones, or "
-    "ones without a HELLO.",
+    "ones that said no HELLO or nothing for a second.",
     "bytes_in_total{transport}": "Bytes of blocks committed over shm, unix, tcp or rdma.",
     "bytes_out_total{transport}": "Bytes of blocks given to readers: sent over unix or tcp, leased "
     "to clients that map the pool (shm) or read it over rdma.",
