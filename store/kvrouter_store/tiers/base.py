@@ -24,6 +24,7 @@ class TierStatus(Enum):
     OK = "ok"
     MISSING = "missing"
     FAILED = "failed"
+    FALSIFIED = "falsified"  # the key has something else, such as bytes of another size
 
 
 class Item(NamedTuple):
@@ -67,7 +68,10 @@ class Tier(Protocol):
         """Of each key, whether the tier has a value."""
 
     async def load(self, items: Sequence[Item]) -> list[TierStatus]:
-        """Get values of exactly these sizes. The memory of one that is not OK holds anything."""
+        """Get values of exactly these sizes. The memory of one that is not OK holds anything.
+
+        FALSIFIED: that will not change by itself.
+        """
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
         """Put values. Where a key has one already, either may stay."""

@@ -100,8 +100,10 @@ class Fetcher:
             there = await complete(
                 asyncio.to_thread(self._node.put, values, names, whither, memory.address + at)
             )
-        if not all(intact):
-            falsified = [item.key for item, good in zip(items, intact, strict=False) if not good]
+        falsified = [item.key for item, good in zip(items, intact, strict=False) if not good]
+        pairs = zip(items, statuses, strict=True)
+        falsified += [item.key for item, status in pairs if status is TierStatus.FALSIFIED]
+        if falsified:
             await tier.drop_falsified(falsified)
         return there
 

@@ -27,6 +27,9 @@ MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
 MOST_KEYS = 256
 """To ask for in one call, which has one deadline: InfiniStore looks for one after the other."""
+FALSIFIED_S = 60.0
+"""For which a falsified value counts as missing, also where the tier does not drop it."""
+MOST_FALSIFIED = 4096
 REFUSED_PAUSE_S = 60.0
 """Least time between two lines about values that a tier does not take."""
 Operation = Literal["holds", "load", "store", "drop"]
@@ -69,6 +72,7 @@ class Guard:
         self._inside = 0
         self._away_for = ""  # as the log has it
         self._refused, self._refused_said_at = 0, -math.inf
+        self._falsified: dict[str, float] = {}  # when that was found
 
     async def keep(self) -> None:
         """Start the tier, and again whenever its circuit has opened. Until cancelled: stop it."""
@@ -95,6 +99,10 @@ class Guard:
         nothing = [False] * len(keys)
         held = await self._call("holds", len(keys), lambda: self._tier.holds(keys), nothing)
         if held is not nothing:
+            if self._falsified:
+                since = self._clock() - FALSIFIED_S
+                known = [self._falsified.get(key, -math.inf) > since for key in keys]
+                held = [there and not wrong for there, wrong in zip(held, known, strict=True)]
             self.values["holds", "ok"] += sum(held)
             self.values["holds", "missing"] += len(held) - sum(held)
         return held
@@ -105,12 +113,17 @@ class Guard:
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
         """Put values."""
+        for item in items:
+            self._falsified.pop(item.key, None)
         return await self._move("store", items, lambda: self._tier.store(items))
 
     async def drop_falsified(self, keys: Sequence[str]) -> None:
         """Forget values that are not what was stored."""
         log.warning("%s: %d values are not what was stored; they are dropped", self.name, len(keys))
         self.values["load", "falsified"] += len(keys)
+        self._falsified |= dict.fromkeys(keys, self._clock())
+        for key in list(self._falsified)[:-MOST_FALSIFIED]:
+            del self._falsified[key]
         await self._call("drop", len(keys), lambda: self._tier.drop(keys), None)
 
     async def _start(self) -> bool:
@@ -163,7 +176,8 @@ class Guard:
         statuses = await self._call(operation, len(items), call, nothing)
         if statuses is not nothing:
             for item, status in zip(items, statuses, strict=True):
-                self.values[operation, status.value] += 1
+                if status is not TierStatus.FALSIFIED:  # counted when it is dropped
+                    self.values[operation, status.value] += 1
                 if status is TierStatus.OK:
                     self.moved[operation] += item.size
             if operation == "store" and TierStatus.FAILED in statuses:

@@ -132,7 +132,7 @@ class InfiniStoreTier:
             marked = [item for item, last in lasts.items() if view[last] == mark]
             if marked and mark == MARK:
                 return found | await self._read(marked, MARK ^ 0xFF)
-            return found | dict.fromkeys(marked, TierStatus.FAILED)
+            return found | dict.fromkeys(marked, TierStatus.FALSIFIED)
         if len(items) == 1:
             return {items[0]: status}
         alone = [await self._read([item]) for item in items]

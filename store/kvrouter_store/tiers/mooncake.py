@@ -34,6 +34,7 @@ DEFAULTS: Final = {
 }
 GONE: Final = frozenset({-703, -704, -710, -712})  # no object, or no replica (any more)
 EXISTS: Final = -705
+OTHER_SIZE: Final = -600
 AWAY: Final = frozenset({-900, -901})  # the master did not answer
 PROBE: Final = "kvrouter"
 
@@ -65,14 +66,7 @@ class MooncakeTier:
     async def load(self, items: Sequence[Item]) -> list[TierStatus]:
         """By batch_get_into."""
         codes = await self._call("batch_get_into", *self._lists(items))
-        return [
-            TierStatus.OK
-            if code == item.size
-            else TierStatus.MISSING
-            if code in GONE
-            else TierStatus.FAILED
-            for item, code in zip(items, codes, strict=True)
-        ]
+        return [_status(item.size, code) for item, code in zip(items, codes, strict=True)]
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
         """By batch_put_from: what is there stays."""
@@ -123,6 +117,15 @@ class MooncakeTier:
         if codes and all(code in AWAY for code in codes):
             raise TierAway(f"the master does not answer, with code {codes[0]}")
         return codes
+
+
+def _status(size: int, code: int) -> TierStatus:
+    """What the code of a get means: it is the number of bytes where there is a value."""
+    if code == size:
+        return TierStatus.OK
+    if code in GONE:
+        return TierStatus.MISSING
+    return TierStatus.FALSIFIED if code >= 0 or code == OTHER_SIZE else TierStatus.FAILED
 
 
 def _address_towards(master: str) -> str:

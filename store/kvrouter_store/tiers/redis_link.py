@@ -147,11 +147,12 @@ class RedisLink:
         if line in NIL:
             return TierStatus.MISSING
         if line[:1] != b"$":
-            return TierStatus.FAILED
+            wrong = line.startswith(b"-WRONGTYPE")
+            return TierStatus.FALSIFIED if wrong else TierStatus.FAILED
         size = int(line[1:])
         if size != item.size:
             self._skip(size + 2)
-            return TierStatus.FAILED
+            return TierStatus.FALSIFIED
         self._fill(self._view[item.at : item.at + size])
         self._skip(2)
         return TierStatus.OK

@@ -149,15 +149,16 @@ async def test_what_goes_to_a_tier_is_published_too_and_once_where_the_tier_was_
         index.close()
 
 
+@pytest.mark.parametrize("command", ["SETRANGE {} 2000 falsified", "APPEND {} more"])
 def test_a_block_falsified_in_redis_is_refused_and_dropped(
-    redis: RedisServer, start: Start
+    redis: RedisServer, start: Start, command: str
 ) -> None:
     first, second = start(redis.url), start(redis.url)
     put(first)
     assert eventually(lambda: keys_in(redis) == KEYS)
     first.kill()
     for key in redis.command("KEYS", "*").split():
-        redis.command("SETRANGE", key, "2000", "falsified")
+        redis.command(*command.format(key).split())
     assert got(second) == 0
     assert second.says("not what was stored")
     assert eventually(lambda: keys_in(redis) < KEYS)

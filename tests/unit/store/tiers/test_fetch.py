@@ -28,6 +28,7 @@ class DictTier:
         self.name = name
         self.values: dict[str, bytes] = {}
         self.loads = 0
+        self.may_drop = True
         self.asked: list[int] = []
 
     async def start(self, memory: Memory) -> None:
@@ -41,9 +42,14 @@ class DictTier:
     async def load(self, items: Sequence[Item]) -> list[TierStatus]:
         self.loads += 1
         await asyncio.sleep(0)
+        statuses = []
         for item in items:
-            self._view[item.at : item.at + item.size] = self.values[item.key]
-        return [TierStatus.OK] * len(items)
+            value = self.values[item.key]
+            fits = len(value) == item.size
+            statuses.append(TierStatus.OK if fits else TierStatus.FALSIFIED)
+            if fits:
+                self._view[item.at : item.at + item.size] = value
+        return statuses
 
     async def store(self, items: Sequence[Item]) -> list[TierStatus]:
         for item in items:
@@ -51,7 +57,7 @@ class DictTier:
         return [TierStatus.OK] * len(items)
 
     async def drop(self, keys: Sequence[str]) -> None:
-        for key in keys:
+        for key in keys if self.may_drop else ():
             self.values.pop(key, None)
 
     async def stop(self) -> None:
@@ -135,6 +141,27 @@ async def test_a_falsified_value_is_dropped_and_taken_from_the_next_tier(
     assert client.match(MANIFEST, CHAIN).blocks == 6
     assert key not in side.tiers[0].values
     assert side.guards[0].values["load", "falsified"] == 1
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "it may not be dropped"])
+async def test_a_value_of_another_size_is_fetched_once(
+    side: Side, client: StoreClient, kept: bool
+) -> None:
+    near, guard = side.tiers[0], side.guards[0]
+    key = VALUES.keys(HASHES)[6]  # of the fourth block
+    near.values[key] += b"more"
+    side.tiers[1].values.clear()
+    near.may_drop = not kept
+    assert await side.fetcher.bring(VALUES, NAMES, range(6)) == 3
+    assert (guard.values["load", "falsified"], key in near.values) == (1, kept)
+    client.purge()
+    assert await side.fetcher.bring(VALUES, NAMES, range(6)) == 3
+    assert guard.values["load", "falsified"] == 1
+    for part in range(2):
+        put_chain(client, MANIFEST, CHAIN, part)
+    await side.writer.write(VALUES, BLOCKS)
+    client.purge()
+    assert await side.fetcher.bring(VALUES, NAMES, range(6)) == 6
 
 
 async def test_the_end_of_a_chain_comes_with_its_parent(side: Side, client: StoreClient) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus
 from kvrouter_store.tiers.guard import (
+    FALSIFIED_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     MOST_CALLS,
+    MOST_FALSIFIED,
     REFUSED_PAUSE_S,
     Guard,
 )
@@ -224,6 +226,21 @@ async def test_falsified_values_are_dropped_and_counted(tier: ScriptedTier, time
     async with Kept(tier, time) as guard:
         await guard.drop_falsified(["a"])
         assert guard.values["load", "falsified"] == 1
+
+
+async def test_a_falsified_value_counts_as_missing_until_it_is_put_again_or_for_a_minute(
+    tier: ScriptedTier, time: Time
+) -> None:
+    async with Kept(tier, time) as guard:
+        await guard.drop_falsified(["a"])
+        assert await guard.holds(["a", "b"]) == [False, False]
+        await guard.store(ITEMS)
+        assert await guard.holds(["a", "b"]) == [True, False]
+        await guard.drop_falsified(["a"])
+        time.now += FALSIFIED_S
+        assert await guard.holds(["a", "b"]) == [True, False]
+        await guard.drop_falsified([f"{number}" for number in range(2 * MOST_FALSIFIED)])
+        assert len(guard._falsified) == MOST_FALSIFIED
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -22,6 +22,7 @@ from kvrouter_store.tiers.redis_link import CALLS, RedisLink, RedisLinks
 
 PATIENCE_S = 10.0
 OK, MISSING, FAILED = TierStatus.OK, TierStatus.MISSING, TierStatus.FAILED
+FALSIFIED = TierStatus.FALSIFIED
 SIZE = 6000
 ITEMS = [Item(f"key {k}", k * SIZE, SIZE) for k in range(3)]
 
@@ -137,10 +138,11 @@ def test_values_are_read_however_they_are_cut(cuts: list[int]) -> None:
     [
         (b"$-1\r\n", MISSING),
         (b"_\r\n", MISSING),
-        (b"-WRONGTYPE of another kind\r\n", FAILED),
-        (bulk(b"short"), FAILED),
-        (bulk(b"x" * 20000), FAILED),
-        (bulk(b""), FAILED),
+        (b"-NOPERM to read\r\n", FAILED),
+        (b"-WRONGTYPE of another kind\r\n", FALSIFIED),
+        (bulk(b"short"), FALSIFIED),
+        (bulk(b"x" * 20000), FALSIFIED),
+        (bulk(b""), FALSIFIED),
     ],
 )
 def test_a_value_that_is_not_there_leaves_the_others_whole(said: bytes, status: TierStatus) -> None:
