@@ -1,7 +1,9 @@
 // Shared by the bindings of kvrouter_store._core: Python buffers, digests, parts of the module.
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <optional>
@@ -35,15 +37,25 @@ class Buffer {
 // A call with fewer bytes is cheaper than releasing the GIL.
 inline constexpr size_t kKeepGilBytes = 4096;
 
-// Releases the GIL for its scope, if that is worth it.
+// Releases the GIL for its scope, if that is worth it. A daemon thread that wants it back after the
+// interpreter's end stays here: before 3.14 Python ends such a thread by an exception, which C++
+// would end the process for.
 class ReleaseGil {
  public:
-  explicit ReleaseGil(bool worth) {
-    if (worth) release_.emplace();
+  explicit ReleaseGil(bool worth) : state_(worth ? PyEval_SaveThread() : nullptr) {}
+  ~ReleaseGil() {
+    if (state_ == nullptr) return;
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (abi::__forced_unwind&) {
+      for (;;) pause();
+    }
   }
+  ReleaseGil(const ReleaseGil&) = delete;
+  ReleaseGil& operator=(const ReleaseGil&) = delete;
 
  private:
-  std::optional<nb::gil_scoped_release> release_;
+  PyThreadState* const state_;
 };
 
 inline nb::bytes to_bytes(const void* data, size_t size) {
