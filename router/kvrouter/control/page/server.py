@@ -5,10 +5,12 @@ What strangers do here may take nothing that requests and engines need.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
+from kvrouter_store.descriptors import connections
 
 if TYPE_CHECKING:
     from kvrouter.http.server.listener import Handler
@@ -17,6 +19,7 @@ GRACE_S: Final = 2.0
 """For answers in flight when it closes; idle connections close at once."""
 LIMITS: Final = Limits(
     connections=64,
+    backlog=16,  # without a descriptor left, asyncio tries all of them in a row
     refused=16,
     handshakes=32,
     body_bytes=1 << 20,
@@ -28,10 +31,11 @@ LIMITS: Final = Limits(
 
 
 class WebServer(HttpServer):
-    """Serves what operators and Prometheus ask for."""
+    """Serves what operators and Prometheus ask for. Make it after the limit of files is raised."""
 
     def __init__(self, handler: Handler) -> None:
-        super().__init__(handler, LIMITS)
+        most = connections(LIMITS.connections, 1)
+        super().__init__(handler, replace(LIMITS, connections=most))
 
     async def close(self, grace_s: float = GRACE_S) -> None:
         """As `HttpServer.close`."""

@@ -8,6 +8,7 @@ class Limits:
     """Bounds of one server, most of them of each connection. Deadlines fire up to `tick_s` late."""
 
     connections: int = 16384
+    backlog: int = 4096  # of those that wait to be accepted; so many may be accepted in one turn
     refused: int = 64  # of further ones: those that get a moment to read why
     patience_s: float = 1.0  # where there are too many: who sends no request for so long, goes
     body_memory_bytes: int = 512 * 1024 * 1024  # of all bodies that are not whole yet

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Handler = Callable[[Exchange], Awaitable[None]]
 AtHead = Callable[[Exchange], None]
 
-_BACKLOG = 4096
 _CUT_OFF_S = 1.0
 """For clients to take the end of an answer that was cut off."""
 _ABORT_S = 5.0
@@ -235,7 +234,10 @@ class HttpServer:
         if self._timer is None:
             self._timer = DeadlineTimer(loop, self.limits.tick_s)
         server = await loop.create_server(
-            lambda: Connection(self, loop), backlog=_BACKLOG, start_serving=False, **where
+            lambda: Connection(self, loop),
+            backlog=self.limits.backlog,
+            start_serving=False,
+            **where,
         )
         for each in server.sockets:
             keep_alive(each)
@@ -245,7 +247,7 @@ class HttpServer:
         sockets = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
         server.close()
         door = TlsDoor(sockets, tls, lambda: Connection(self, loop), self.limits)
-        door.start(_BACKLOG)
+        door.start(self.limits.backlog)
         return door
 
     async def _wait_empty(self, deadline_s: float) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.store import RUN, StoreProcess, chain_of, eventually, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
@@ -49,6 +49,34 @@ def ask_json(node: StoreProcess, path: str, method: str = "GET") -> Any:
 
 def test_a_node_that_serves_is_healthy(node: StoreProcess) -> None:
     assert ask_json(node, "/healthz") == {"status": "ok"}
+
+
+@pytest.mark.parametrize("framing", ["content-length: 4", "transfer-encoding: chunked"])
+def test_a_request_with_two_lengths_is_refused(node: StoreProcess, framing: str) -> None:
+    both = [framing, "content-length: 4", "transfer-encoding: chunked"]
+    head = "\r\n".join(["GET /healthz HTTP/1.1", "host: x", *dict.fromkeys(both)])
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=20) as client:
+        client.sendall(f"{head}\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        answer = b""
+        while piece := client.recv(4096):  # until it closes
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"HTTP/1.1 200" not in answer
+
+
+def test_strangers_at_the_http_port_leave_descriptors_for_clients(tmp_path: Path) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    node = StoreProcess(tmp_path)
+    node.program = ["-c", f"{few}\n{RUN}"]
+    with node, ExitStack() as strangers:
+        for _ in range(200):
+            stranger = strangers.enter_context(socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", node.http_port))
+        assert eventually(lambda: ask(node, "/healthz")[0] == 200)  # the silent give way
+        with StoreClient(node.url, transport="tcp", deadline_s=5) as client:
+            assert put_chain(client, MANIFEST, chain_of(2)) == 2
+    assert "Too many open files" not in node.log
 
 
 def test_the_self_test_moves_blocks_and_leaves_none(node: StoreProcess) -> None:
