@@ -5,6 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from kvrouter.options.other_routers import instead_of_value
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
@@ -93,7 +95,9 @@ def _complaint(error: Any, known: Mapping[str, Option], origins: Mapping[str, st
     if member is not None:
         return f"{where}: {_cut(repr(member))}: {remedy}"
     shown = "" if cause is not None or option.secret else f" {_cut(repr(error['input']))}"
-    return f"{where}{shown}: {_cut(remedy)}"
+    flags = {flag for each in known.values() for flag in each.flags}
+    told = instead_of_value(option.flags[0], str(error["input"]), flags)
+    return f"{where}{shown}: {_cut(remedy)}{told and f'; {told}'}"
 
 
 def _remedy(error: Any) -> str:

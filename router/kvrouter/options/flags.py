@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.options.complaints import UsageError, did_you_mean
 from kvrouter.options.option import REQUIRED, Option, options
+from kvrouter.options.other_routers import instead_of_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pydantic import BaseModel
 
@@ -62,7 +63,7 @@ class FlagParser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             raise UsageError(self._misused(str(error.argument_name))) from None
         if unknown:
-            raise UsageError(self._unknown(unknown[0]))
+            raise UsageError("\n".join(self._unknown(unknown)))  # each at once: there may be many
         return vars(given)
 
     def _add(self, group: argparse._ArgumentGroup, option: Option) -> None:
@@ -93,11 +94,21 @@ class FlagParser(argparse.ArgumentParser):
             return f"{flag} lacks its value; write {flag} {metavar}"
         return f"{flag} takes no value; write it alone"
 
-    def _unknown(self, given: str) -> str:
-        if not given.startswith("-"):
-            return f"{given[:_SHOWN]!r} belongs to no flag; leave it out or name its flag"
-        flag = given.partition("=")[0]
-        return f"there is no flag {flag}" + did_you_mean(flag, self._metavars)
+    def _unknown(self, given: list[str]) -> Iterator[str]:
+        """A sentence for each unknown flag, or for the first word if there is none."""
+        if not any(map(_is_flag, given)):
+            yield f"{given[0][:_SHOWN]!r} belongs to no flag; leave it out or name its flag"
+        for word, following in zip(given, [*given[1:], ""], strict=True):
+            if _is_flag(word):
+                flag, equals, value = word.partition("=")
+                value = value if equals or _is_flag(following) else following
+                told = instead_of_flag(flag, value, self._metavars)
+                remedy = f"; {told}" if told else did_you_mean(flag, self._metavars)
+                yield f"there is no flag {flag[:_SHOWN]}{remedy}"
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()
 
 
 class _Help(argparse.HelpFormatter):

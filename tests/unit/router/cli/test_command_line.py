@@ -181,6 +181,52 @@ def test_a_wrong_flag_is_one_sentence_with_the_remedy(
     assert told.endswith("(see kvrouter serve --help)\n")
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--worker-urls a b", "no flag --worker-urls; use --decode: engines that take whole"),
+        ("--cache-threshold=0.5", "no flag --cache-threshold; leave it out: cached and waiting"),
+        ("--retry-max-backoff-ms 5", "no flag --retry-max-backoff-ms; leave it out: another"),
+        ("--prefill-selector a=b", "no flag --prefill-selector; use --discovery: k8s://NAMESPACE"),
+        ("--routing-logic session", "no flag --routing-logic; use --session-key: with --policy"),
+        ("--routing-logic kvaware", "use --policy and --kv-events-connect: prefix; KV events"),
+        ("--routing-logic best", "no flag --routing-logic; use --policy: round_robin"),
+        ("--policy cache_aware", "'cache_aware': give 'round_robin', 'least_tokens' or 'prefix'; "),
+        ("--policy manual", "; use --session-key: with --policy prefix"),
+        (
+            "--prefill http://p:1 8998",
+            "'8998': give it as http://HOST:PORT or HOST:PORT; use --pre",
+        ),
+    ],
+)
+def test_a_flag_of_another_router_is_answered_with_ours(
+    capsys: pytest.CaptureFixture[str], flags: str, told: str
+) -> None:
+    assert told in refused(capsys, "serve", *ENGINES, *flags.split())
+
+
+def test_all_flags_of_a_foreign_command_line_are_answered_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "--worker-urls http://a:1 --queue-size 5 --dp-aware --nonsense -1 --log-dir /tmp"
+    assert main(["serve", *line.split()]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [re.findall(r"no flag (\S+)", each.replace(";", " ")) for each in told] == [
+        ["--worker-urls"],
+        ["--dp-aware"],
+        ["--nonsense"],
+        ["--log-dir"],
+    ]
+    assert told[-1].endswith("(see kvrouter serve --help)")
+
+
+@pytest.mark.parametrize("command", ["store", "sim"])
+def test_what_is_no_router_has_no_answers_for_flags_of_routers(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert "--decode" not in refused(capsys, command, "--worker-urls", "a")
+
+
 def test_choices_may_be_written_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, *ENGINES, "--log-level", "DEBUG")["log_level"] == '"debug"  # flag'
 
