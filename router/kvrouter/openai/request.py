@@ -14,6 +14,7 @@ import orjson
 from kvrouter import _native
 from kvrouter.errors import bad_request
 from kvrouter.openai.media import text_bytes
+from kvrouter.openai.plain import LATER, OddError, in_plain_json
 
 Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
@@ -35,7 +36,7 @@ class Request:
     """One completion or chat request, as far as routing reads it."""
 
     kind: Kind
-    body: bytes  # the client's bytes
+    body: bytes  # the client's bytes; but for values that JSON writes otherwise, see `parse`
     spans: dict[str, Span]  # start and end in `body` of the value of each top-level member
     model: str | None  # as asked for
     stream: bool  # whether the client wants server-sent events
@@ -70,11 +71,26 @@ UNREAD: Final = Request("completion", b"", {}, None, False, None, None, 0)
 
 
 def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
-    """Read a body that may ask for `max_choices`, prompts times samples. Raises ApiError (400)."""
+    """Read a body that may ask for `max_choices`, prompts times samples. Raises ApiError (400).
+
+    What engines take for a number or a switch, such as `"16"`, becomes one in the request's body.
+    """
+    try:
+        return _parse(body, kind, max_choices)
+    except OddError:
+        plain = in_plain_json(body, _native.scan_object(body)[0])
+        if plain is None:
+            raise
+    return _parse(plain, kind, max_choices)
+
+
+def _parse(body: bytes, kind: Kind, max_choices: int) -> Request:
     try:
         spans, ids = _native.scan_object(body)
     except ValueError as error:
         raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
+    if not LATER.isdisjoint(spans) and (plain := in_plain_json(body, spans, LATER)) is not None:
+        return _parse(plain, kind, max_choices)
     model = _text(body, spans, "model")
     stream = _flag(body, spans, "stream") if "stream" in spans else False
     n, salt, prompts = 1, None, None
@@ -158,7 +174,7 @@ def _flag(body: bytes, spans: dict[str, Span], key: str) -> bool:
     if raw is None or raw == b"false":
         return False
     if raw != b"true":
-        raise bad_request(f"`{key}` must be true or false.", key)
+        raise OddError(f"`{key}` must be true or false.", key)
     return True
 
 
@@ -167,7 +183,7 @@ def _count(body: bytes, spans: dict[str, Span], key: str) -> int | None:
     if raw is None:
         return None
     if not raw.removeprefix(b"-").isdigit() or len(raw) > _MAX_DIGITS:
-        raise bad_request(f"`{key}` must be an integer.", key)
+        raise OddError(f"`{key}` must be an integer.", key)
     return int(raw)
 
 
@@ -223,14 +239,14 @@ def _prompts(body: bytes, span: Span, max_prompts: int) -> list[Span]:
     if first == b"]":
         raise bad_request(_NO_PROMPT, "prompt")
     if first not in (b'"', b"["):
-        raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+        raise OddError("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
     try:
         prompts = _native.scan_array(body, start, end, max_prompts)
     except ValueError:  # the body was scanned before: there are only too many
         message = f"prompt list length exceeds the maximum allowed count of {max_prompts}."
         raise bad_request(message, "prompt") from None
     if any(body[at] != first[0] for at, _ in prompts):
-        raise bad_request("`prompt` must hold texts alone or lists of token ids alone.", "prompt")
+        raise OddError("`prompt` must hold texts alone or lists of token ids alone.", "prompt")
     lists = first == b"["
     if any(to - at == 2 or (lists and body[at + 1 : to - 1].isspace()) for at, to in prompts):
         raise bad_request(_NO_PROMPT, "prompt")

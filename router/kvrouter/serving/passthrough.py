@@ -25,6 +25,7 @@ from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
 from kvrouter.openai.media import text_bytes
+from kvrouter.openai.plain import in_plain_json
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import (
     PromptUsage,
@@ -268,6 +269,8 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
         spans, _ = _native.scan_object(body)
     except ValueError as error:
         raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
+    if endpoint.generates and (plain := in_plain_json(body, spans)) is not None:
+        return _read(plain, endpoint)
     names = ("model", "stream", *NOT_SERVED)
     given = {name: body[slice(*spans[name])] for name in names if name in spans}
     model, stream = given.pop("model", b"null"), given.pop("stream", b"") == b"true"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.integration.router.conftest import Json, Open, chat, text
+from tests.integration.router.test_passthrough import offer, saying
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PATHS = (COMPLETIONS, CHAT, RESPONSES, "/tokenize")
@@ -96,9 +97,34 @@ async def test_stream_options_that_are_no_object_are_a_400(site: Open, options: 
 
 async def test_min_tokens_that_is_no_number_is_a_400(site: Open) -> None:
     here = await site(resume_streams=True)
-    body = {**chat(stream=True, temperature=0, min_tokens="3"), "max_tokens": None}
+    body = {**chat(stream=True, temperature=0, min_tokens="three"), "max_tokens": None}
     status, _, answer = await here.post(body, CHAT)
     assert (status, json.loads(answer)["error"]["param"]) == (400, "min_tokens")
+
+
+@pytest.mark.parametrize("stream", ["true", 1, "on", 1.0])
+async def test_numbers_and_switches_reach_both_legs_as_engines_read_them(
+    site: Open, stream: Any
+) -> None:
+    here = await site()
+    odd = text(stream=stream, max_tokens="3", min_tokens=2.0, seed="7", n=True)
+    status, headers, _ = await here.post(odd)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert here.prefill[0].requests[0].items() >= {"stream": False, "max_tokens": 1}.items()
+    meant = {"stream": True, "max_tokens": 3, "min_tokens": 2, "seed": 7, "n": 1}
+    assert here.decode[0].requests[0].items() >= meant.items()
+
+
+@pytest.mark.parametrize(("background", "status"), [("false", 200), (0, 200), ("yes", 400)])
+async def test_a_response_that_one_engine_answers_has_switches_in_other_forms(
+    site: Open, background: Any, status: int
+) -> None:
+    here = await site(0)
+    offer(here.decode, saying(200, {}), RESPONSES)
+    asked = {"model": "m", "input": "a", "background": background, "stream": "off"}
+    assert (await here.post(asked, RESPONSES))[0] == status
+    if status == 200:
+        assert json.loads(here.decode[0].posted[0][1])["stream"] is False
 
 
 async def test_many_members_are_passed_on_and_too_many_refused(site: Open) -> None:

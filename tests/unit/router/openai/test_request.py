@@ -1,14 +1,15 @@
 """Reading requests, and tidying answers, without a socket."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, ValidationError
 
 from kvrouter.errors import ApiError
-from kvrouter.openai.request import MAX_SALT_CHARACTERS, parse
+from kvrouter.openai.request import MAX_SALT_CHARACTERS, Request, parse
 from kvrouter.openai.response import answer_usage, tidy_answer
 
 Json = dict[str, Any]
@@ -23,6 +24,27 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.t
 MEMBERS = (
     *("model", "prompt", "messages", "stream", "stream_options", "n", "best_of"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "cache_salt"),
+)
+
+
+class Lax(BaseModel):
+    """Members as vLLM's models have them: pydantic reads them by its lax rules."""
+
+    stream: bool | None = None
+    echo: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    seed: int | None = None
+    priority: int | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt: list[Annotated[int, Field(ge=0)]] | list[str] | str = ""
+
+
+ODD = (
+    *("16.0", "16.5", "1e1", '"16"', '" 16 "', '"+16"', '"1_0"', '"16.0"', '"1e1"', '""'),
+    *("true", "false", "0", "1", "2", "1.0", "-1", "-1.0", '"-1"', "[1]"),
+    *('"true"', '"True"', '"yes"', '"on"', '"n"', '" true"', '"2"', "{}", "null"),
 )
 
 
@@ -98,12 +120,13 @@ def test_any_object_is_read_or_refused(body: Json, kind: Any) -> None:
         assert refusal.status == 400
         assert json.loads(refusal.body())["error"]["message"]
         return
+    meant = Lax.model_validate(body)
     assert request.model == body.get("model")
-    assert request.stream is bool(body.get("stream"))
+    assert request.stream is bool(meant.stream)
     assert request.prompt_tokens >= 1
     if kind == "completion":
         assert request.text == body["prompt"]
-        assert request.max_tokens == (16 if body.get("max_tokens") is None else body["max_tokens"])
+        assert request.max_tokens == (16 if meant.max_tokens is None else meant.max_tokens)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
@@ -129,6 +152,71 @@ def test_an_echo_alone_is_a_completion_of_no_tokens(more: Json) -> None:
         compact({"prompt": "a", "max_tokens": 0, "echo": True, **more}), "completion", 8
     )
     assert request.max_tokens == 0
+
+
+def read_or_refuse(body: Json) -> Request | ApiError:
+    try:
+        return parse(compact(body), "completion", 99)
+    except ApiError as error:
+        return error
+
+
+@pytest.mark.parametrize("raw", ODD)
+@pytest.mark.parametrize("name", [name for name in Lax.model_fields if name != "prompt"])
+def test_numbers_and_switches_mean_what_pydantic_reads(name: str, raw: str) -> None:
+    body = json.loads(f'{{"prompt": "a", "max_tokens": 99, "{name}": {raw}}}')
+    try:
+        wanted = getattr(Lax.model_validate(body), name)
+    except ValidationError:
+        wanted = "refused"
+    request = read_or_refuse(body)
+    if isinstance(request, ApiError):  # in time, or because it is a number out of bounds
+        checked = name in ("stream", "max_tokens", "min_tokens", "n")
+        assert (wanted == "refused" and checked) or "must be at" in request.message
+        return
+    if wanted == "refused":  # by the engine
+        wanted = body[name]
+    assert json.loads(request.body) == {**body, name: wanted}
+    assert repr(json.loads(request.body)[name]) == repr(wanted)
+    if name in ("stream", "max_tokens", "n"):
+        usual = {"stream": False, "max_tokens": 16, "n": 1}[name]
+        assert getattr(request, name) == (usual if wanted is None else wanted)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ([1.0, 2.0], [1, 2]),
+        ([True, 2], [1, 2]),
+        ([1, "2"], [1, 2]),
+        (["1", 2], [1, 2]),
+        (["1", "2"], None),
+        ([[1.0], [2]], None),
+    ],
+)
+def test_token_ids_in_other_forms_are_those_that_engines_read(
+    prompt: list[Any], ids: list[int] | None
+) -> None:
+    request = parse(compact({"prompt": prompt}), "completion", 8)
+    found = None if request.ids is None else memoryview(request.ids).cast("I").tolist()
+    assert found == ids
+    assert (request.prompts is None) == (ids is not None)
+
+
+@pytest.mark.parametrize("prompt", [[1.5], [1, "a"], [-1.0], ["a", [1]], [1e10], [{}], [None]])
+def test_what_is_no_token_id_in_any_form_is_refused(prompt: list[Any]) -> None:
+    assert refusal({"prompt": prompt, "max_tokens": "16"}).param == "prompt"
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), 2**70, "random"])
+def test_what_engines_check_is_theirs_to_refuse(seed: Any) -> None:
+    body = compact({"prompt": "a", "seed": seed, "priority": 2**62})
+    assert parse(body, "completion", 8).body is body
+
+
+def test_a_body_in_usual_forms_keeps_its_bytes() -> None:
+    body = b'{ "prompt" : "\\u0061", "max_tokens": 16, "stream":true, "seed": 5, "echo": false }'
+    assert parse(body, "completion", 8).body is body
 
 
 def test_no_tokens_without_an_echo_are_refused() -> None:
