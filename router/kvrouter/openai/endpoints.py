@@ -85,6 +85,11 @@ KNOWN: Final = GENERATION | PASSED_THROUGH.keys()
 OTHER: Final = Endpoint("other", "What else engines list.", again=False)
 """Any other POST below /v1/ that an engine lists."""
 BELOW: Final = "/v1/"
+_BODIES: Final = {
+    "application/json",
+    "multipart/form-data",
+    "application/x-www-form-urlencoded",  # what FastAPI calls the forms of vLLM that hold a file
+}
 _OPERATORS: Final = re.compile(
     r"load|lora|adapter|/models?(/|$)|admin|cache|weight|memory|/(files|batches|fine_tuning|mcp)(/|$)"
 )
@@ -96,13 +101,13 @@ def endpoint_at(path: str) -> Endpoint:
     return PASSED_THROUGH.get(path, OTHER)
 
 
-def _takes_json(operation: object) -> bool:
-    """Whether an operation of an OpenAPI document takes a body of JSON, or does not say."""
+def _is_served(operation: object) -> bool:
+    """Whether an operation of an OpenAPI document takes JSON or a form, or does not say."""
     if not isinstance(operation, dict):
         return False
     taken = operation.get("requestBody")
     content = taken.get("content") if isinstance(taken, dict) else None
-    return not isinstance(content, dict) or "application/json" in content
+    return not isinstance(content, dict) or not _BODIES.isdisjoint(content)
 
 
 def listed(paths: Mapping[str, object]) -> frozenset[str]:
@@ -111,7 +116,7 @@ def listed(paths: Mapping[str, object]) -> frozenset[str]:
         path
         for path, methods in paths.items()
         if path.startswith(BELOW) and "{" not in path and not _OPERATORS.search(path)
-        if isinstance(methods, dict) and _takes_json(methods.get("post"))
+        if isinstance(methods, dict) and _is_served(methods.get("post"))
     }
     known = KNOWN & paths.keys()
     return known | others if known else known

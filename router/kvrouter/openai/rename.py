@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -11,11 +11,18 @@ if TYPE_CHECKING:
     from kvrouter.openai.request import Request, Span
 
 
+_MODEL_PART: Final = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+
+
 def renamed(request: Request, model: str) -> Request:
     """The same request, whose body names `model` instead; `Request.model` stays as asked for."""
-    name, view = orjson.dumps(model), memoryview(request.body)
-    given = request.spans.get("model")
-    if given is None:  # it stands for the only model there was
+    name = orjson.dumps(model) if request.form is None else model.encode()
+    given, view = request.spans.get("model"), memoryview(request.body)
+    if given is None and request.form is not None:
+        start = end = 0
+        boundary, _, _ = request.body.partition(b"\r\n")
+        before, after = boundary + _MODEL_PART, b"\r\n"
+    elif given is None:  # it stands for the only model there was
         start = end = request.body.index(b"{") + 1
         before, after = b'"model":', b"," if request.spans else b""
     else:

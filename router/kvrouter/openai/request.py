@@ -49,6 +49,7 @@ class Request:
     # `kvrouter.serving.choices.split` makes of it, never as it is.
     prompts: list[Span] | None = None
     path: str | None = None  # of its decode leg, if that is not the one of its kind
+    form: bytes | None = None  # Content-Type of a form; `spans` has then its `model` alone
 
     def raw(self, key: str) -> bytes | None:
         """The JSON of a top-level member; None if it is absent or null."""

@@ -24,6 +24,7 @@ from kvrouter.http.bounded_json import bounded
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
+from kvrouter.openai.form import is_form, read_form
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.plain import in_plain_json
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
@@ -84,7 +85,10 @@ class Passthrough:
 
     def read(self, exchange: Exchange) -> Request:
         """See `Service`."""
-        return _read(exchange.body, endpoint_at(exchange.path))
+        endpoint, kind = endpoint_at(exchange.path), exchange.headers.get("content-type", "")
+        if endpoint is OTHER and is_form(kind):
+            return read_form(exchange.body, kind)
+        return _read(exchange.body, endpoint)
 
     async def answer(self, context: RequestContext) -> None:
         """See `Service`."""
@@ -168,6 +172,8 @@ class Passthrough:
         span: Span | None = None
         try:
             span, fields = context.begin_leg("kvrouter.forward", engine)
+            if request.form is not None:
+                fields = b"content-type: %b\r\n%b" % (request.form, fields.partition(b"\r\n")[2])
             sent, as_it_is = (context.exchange.path, fields, body), endpoint is OTHER
             answer = await forward(
                 self.client, engine, sent, as_it_is=as_it_is, once=not endpoint.again

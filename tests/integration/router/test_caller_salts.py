@@ -124,3 +124,16 @@ async def test_a_server_that_may_drop_a_salt_gets_no_prompt(site: Open, keys: Ke
 def test_without_tenants_there_is_nothing_to_keep_apart() -> None:
     with pytest.raises(ValidationError, match="needs tenants: give --api-key-file"):
         RouterSettings(decode=["127.0.0.1:1"], salt_from_key=True)
+
+
+async def test_a_form_that_no_engine_can_salt_is_a_501(site: Open, keys: Keys) -> None:
+    def listing(engines: list[FakeEngine]) -> None:
+        for engine in engines:
+            engine.endpoints = ("/v1/completions", "/v1/audio/transcriptions")
+
+    here = await two_tenants(site, keys, 0, 1, prepare=listing)
+    kind = {"content-type": "multipart/form-data; boundary=x", **keys.bearer("one")}
+    head = b'content-disposition: form-data; name="model"'
+    body = b"--x\r\n%b\r\n\r\nm\r\n--x--" % head
+    assert (await here.post(body, "/v1/audio/transcriptions", **kind))[0] == 501
+    assert here.decode[0].posted == []

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from tests.fakes.engine import FakeEngine, engines
@@ -48,6 +49,21 @@ class Keys:
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path)
+
+
+async def test_a_form_names_a_model_to_which_its_key_has_a_right(site: Open, keys: Keys) -> None:
+    def listing(engines: list[FakeEngine]) -> None:
+        for engine in engines:
+            engine.endpoints = ("/v1/completions", "/v1/audio/transcriptions")
+
+    file = keys.write(some="models: [m]", none="models: [x]")
+    here = await site(api_key_file=file, prepare=listing)
+    offer(here.decode, saying(200, {}), "/v1/audio/transcriptions")
+    for name, status in (("some", 200), ("none", 404)):
+        form = aiohttp.FormData({"model": "m"}, default_to_multipart=True)
+        url, key = here.url("/v1/audio/transcriptions"), keys.bearer(name)
+        async with here.http.post(url, data=form, headers=key) as answer:
+            assert answer.status == status
 
 
 async def test_an_anthropic_client_shows_its_key_in_its_own_header(site: Open, keys: Keys) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from io import BytesIO
 from typing import Any
 
+import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site
@@ -467,6 +468,46 @@ async def test_other_endpoints_teach_no_prefix_and_take_no_budget(site: Open) ->
     asked = {"model": "m", "messages": [{"role": "user", "content": "x" * 4000}]}
     assert (await here.post(asked, "/v1/messages/render"))[0] == 200
     assert len(here.app.core.index) == 0
+
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+
+
+async def test_a_form_reaches_an_engine_of_its_model_as_it_was_sent(site: Open) -> None:
+    here = await site(0, 2, prepare=lists(TRANSCRIPTIONS), model_alias=["whisper=m"])
+    offer(here.decode, saying(200, b"hello"), TRANSCRIPTIONS)
+    for model, status in (("m", 200), ("whisper", 200), ("other", 404)):
+        form = aiohttp.FormData({"model": model})
+        form.add_field("file", bytes(range(256)) * 1000, filename="a.wav")
+        async with here.http.post(here.url(TRANSCRIPTIONS), data=form) as answer:
+            assert answer.status == status
+            if status == 200:
+                assert await answer.read() == b"hello"
+    sent = [fields for engine in here.decode for fields in engine.posted_headers]
+    assert len(sent) == 2
+    for engine in here.decode:
+        for (_, body), headers in zip(engine.posted, engine.posted_headers, strict=True):
+            boundary = headers["content-type"].partition("boundary=")[2].encode()
+            assert body.startswith(b"--" + boundary)
+            assert bytes(range(256)) * 1000 in body
+            assert b"\r\n\r\nm\r\n" in body  # not the alias
+
+
+async def test_a_form_may_ask_for_a_stream(site: Open) -> None:
+    here = await site(0, 1, prepare=lists(TRANSCRIPTIONS))
+    offer(here.decode, streaming({"text": "hel"}, {"text": "lo"}), TRANSCRIPTIONS)
+    form = aiohttp.FormData({"stream": "true", "model": "m"}, default_to_multipart=True)
+    async with here.http.post(here.url(TRANSCRIPTIONS), data=form) as answer:
+        assert answer.content_type == "text/event-stream"
+        assert (await answer.read()).count(b"data: ") == 2
+
+
+async def test_a_form_that_is_none_is_a_400_and_reaches_no_engine(site: Open) -> None:
+    here = await site(0, 1, prepare=lists(TRANSCRIPTIONS))
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    status, _, answer = await here.post(b"--y--", TRANSCRIPTIONS, **kind)
+    assert (status, "form" in json.loads(answer)["error"]["message"]) == (400, True)
+    assert here.decode[0].posted == []
 
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens"]

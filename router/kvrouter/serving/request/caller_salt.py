@@ -43,7 +43,7 @@ class CallerSalts:
 
         Its body stays as it is if it is no JSON, or if no model runs for it.
         """
-        if not (request.spans and _computes(exchange.path)):
+        if request.form is not None or not (request.spans and _computes(exchange.path)):
             return request
         return with_salt(request, derived(self.tenants.of(exchange), request.cache_salt or ""))
 

@@ -6,6 +6,10 @@ from kvrouter.openai.endpoints import listed, salted
 
 JSON_BODY: dict[str, object] = {"requestBody": {"content": {"application/json": {}}}}
 FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data": {}}}}
+VLLMS_FORM: dict[str, object] = {
+    "requestBody": {"content": {"application/x-www-form-urlencoded": {}}}
+}
+OTHER_BODY: dict[str, object] = {"requestBody": {"content": {"application/octet-stream": {}}}}
 
 
 @pytest.mark.parametrize(
@@ -15,7 +19,9 @@ FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data
         ("/tokenize", {"post": {}}, True),
         ("/v1/classify", {"post": JSON_BODY}, True),
         ("/v1/classify", {"post": {}}, True),
-        ("/v1/audio/transcriptions", {"post": FORM_BODY}, False),
+        ("/v1/audio/transcriptions", {"post": FORM_BODY}, True),
+        ("/v1/audio/translations", {"post": VLLMS_FORM}, True),
+        ("/v1/audio/raw", {"post": OTHER_BODY}, False),
         ("/v1/loads", {"get": {}}, False),
         ("/v1/responses/{id}/cancel", {"post": {}}, False),
         ("/v1/unload_lora_adapter", {"post": JSON_BODY}, False),
@@ -30,7 +36,7 @@ FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data
         ("/v1/classify", [], False),
     ],
 )
-def test_what_takes_json_below_v1_and_is_for_clients_is_served(
+def test_what_takes_json_or_a_form_below_v1_and_is_for_clients_is_served(
     path: str, methods: object, served: bool
 ) -> None:
     found = listed({"/v1/completions": {"post": {}}, path: methods})
