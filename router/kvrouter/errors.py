@@ -10,6 +10,7 @@ _TYPES: Mapping[int, str] = MappingProxyType(
     {
         400: "BadRequestError",
         401: "AuthenticationError",
+        403: "PermissionDeniedError",
         404: "NotFoundError",
         405: "MethodNotAllowedError",
         408: "RequestTimeoutError",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from kvrouter.credentials.caller_keys import Key, check_key, joined, plain_keys, read_keys
 from kvrouter.credentials.engine_keys import by_engine, read_worker_keys
 from kvrouter.credentials.settings import EngineTrustSettings
+from kvrouter.http.server.cors import read_origins
+from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 
 
 def _secrets(value: Any) -> list[SecretStr]:
@@ -65,6 +67,17 @@ class AccessSettings(EngineTrustSettings):
         default="",
         description="File of such keys, one per line; other users must not be able to read it. "
         "The router reads it again on SIGHUP.",
+    )
+
+    cors_allow_origin: Annotated[Texts, AfterValidator(read_origins)] = Field(
+        default_factory=list,
+        description="Origins of web pages that may use this router from a browser, as "
+        "https://chat.example.com, or * for all. By default browsers keep answers from pages of "
+        "other origins. /workers is for no page.",
+        json_schema_extra={
+            "flags": ["--allowed-origins", "--cors-allowed-origins"],
+            "metavar": "ORIGIN",
+        },
     )
 
     @model_validator(mode="after")

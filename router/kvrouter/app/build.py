@@ -12,7 +12,9 @@ from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
 from kvrouter.app.reload import LiveSettings
 from kvrouter.app.services import Services, make_services
+from kvrouter.control.admin import PATH as WORKERS
 from kvrouter.control.page.board import Board
+from kvrouter.http.server.cors import Cors
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
 from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
@@ -55,7 +57,10 @@ def build(
     board = Board() if settings.control_port is not None else None
     routes = Routes(_served(core, services, Settler(core.metrics, lines, tracing), tracing, board))
     gate = Gate(core.access.ring, routes.handle, core.metrics, lines)
-    server = HttpServer(gate.handle, settings.limits, gate.at_head)
+    origins = frozenset(settings.cors_allow_origin)
+    cors = Cors(origins, WORKERS) if origins else None
+    at_head = cors.before(gate.at_head) if cors is not None else gate.at_head
+    server = HttpServer(gate.handle, settings.limits, at_head, cors)
     control = make_control_side(core, members, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
     caches = bounded_caches(core, services)

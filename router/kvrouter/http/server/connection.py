@@ -187,6 +187,8 @@ class Connection(asyncio.Protocol):
             keep_alive=keep_alive,
             http_1_1=http_1_1,
         )
+        if self.server.cors is not None:
+            self._incoming.added = self.server.cors.fields(path, headers)
 
     def complete(self, body: bytes) -> bool:
         """The request is whole: serve it, or queue it behind the current one."""
@@ -416,6 +418,7 @@ class Connection(asyncio.Protocol):
             peer=self._peer,
             keep_alive=False,
             http_1_1=True,
+            added=self._incoming.added if self._incoming is not None else b"",
         )
         error = ApiError(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
         exchange.respond(error.status, error.body(), headers=error.headers())

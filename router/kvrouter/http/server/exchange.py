@@ -59,6 +59,7 @@ class Exchange:
         body: the whole body; empty until it is there.
         peer: address of the client, "host:port".
         principal: what authentication found out about the client; not used in this package.
+        added: header lines, each with its line end, that any answer carries.
         throttle: pauses and resumes what relays bytes into this exchange.
     """
 
@@ -77,6 +78,7 @@ class Exchange:
     status: int = 0
     throttle: Throttle | None = None
     principal: object | None = None
+    added: bytes = b""
     _callbacks: tuple[Callable[[], None], ...] = ()
     _chunked: bool = False
     _held: bytes = b""
@@ -105,7 +107,7 @@ class Exchange:
             ValueError: a header would break its line.
         """
         self._begin(status)
-        fields += encode_headers(headers)
+        fields += self.added + encode_headers(headers)
         self.ended = True
         if self.closed:
             return
@@ -127,7 +129,7 @@ class Exchange:
         With `hold` the head goes with the first bytes of the body; else as `respond`.
         """
         self._begin(status)
-        lines = encode_headers(headers)
+        lines = self.added + encode_headers(headers)
         if self.closed:
             return
         if status in BODILESS:

@@ -24,6 +24,8 @@ from kvrouter_store.system_errors import cannot_listen
 if TYPE_CHECKING:
     import ssl
 
+    from kvrouter.http.server.cors import Cors
+
 Handler = Callable[[Exchange], Awaitable[None]]
 AtHead = Callable[[Exchange], None]
 
@@ -43,11 +45,13 @@ class HttpServer:
     Attributes:
         at_head: called with each request when its head is there and its turn has come, or None. If
             it answers, the rest of the body is not read, and the connection closes.
+        cors: adds header lines to each answer, or None.
     """
 
     handler: Handler  # answers each request
     limits: Limits = field(default_factory=Limits)  # of each connection, and of all
     at_head: AtHead | None = None
+    cors: Cors | None = None
     incoming_bytes: int = 0  # what has come of bodies that are not whole yet
     draining: bool = False  # whether each answer is the last of its connection
 

@@ -149,7 +149,6 @@ class Reader:
         parser = self._parser
         version = parser.get_http_version()
         self._check_head(headers, version)
-        self._check_framing(headers, version)
         self.phase = Phase.BODY
         self._waste_bytes = 0
         self._body = b""
@@ -166,6 +165,7 @@ class Reader:
             keep_alive=parser.should_keep_alive() and method != "CONNECT",
             http_1_1=version == "1.1",
         )
+        self._check_framing(headers, version)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
