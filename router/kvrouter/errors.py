@@ -16,6 +16,7 @@ _TYPES: Mapping[int, str] = MappingProxyType(
         408: "RequestTimeoutError",
         413: "PayloadTooLargeError",
         414: "URITooLongError",
+        415: "UnsupportedMediaTypeError",
         429: "RateLimitError",
         431: "RequestHeaderFieldsTooLargeError",
         502: "BadGatewayError",

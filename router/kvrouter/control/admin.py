@@ -69,6 +69,8 @@ class Admin:
         if request.method == "POST" and kind != "application/json":
             # A web page could post any other type to a port of this host without a preflight.
             raise ApiError(415, "Send the body as content-type: application/json.")
+        if "content-encoding" in request.headers:
+            raise ApiError(415, "Send the body without a Content-Encoding.")
         return call(request)
 
     def _list(self, _: HttpRequest) -> HttpResponse:

@@ -14,6 +14,8 @@ from kvrouter.access.callers import caller_of
 from kvrouter.admission.work import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
+from kvrouter.http.server.encoded import HEADER as ENCODED
+from kvrouter.http.server.encoded import decode
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
 from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.request import UNREAD, Request, priority
@@ -99,8 +101,8 @@ class RequestHandler:
             self.observer.enter(context)
         admitted = False
         try:
-            if self.gates:
-                await self._pass_gates(context)
+            if self.gates or ENCODED in exchange.headers:
+                await self._prepare(context)
             admitted = self.queue_wait.enter()
             if not admitted:
                 await self._wait_for_turn(context, self.queue_wait)
@@ -138,6 +140,13 @@ class RequestHandler:
             context.endpoint = endpoint_at(exchange.path)
         context.route_headers, context.trace = self.route_headers, trace
         return context
+
+    async def _prepare(self, context: RequestContext) -> None:
+        """What few requests need before their turn."""
+        if ENCODED in context.exchange.headers:
+            await decode(context.exchange)
+        if self.gates:
+            await self._pass_gates(context)
 
     async def _pass_gates(self, context: RequestContext) -> None:
         """Wait until the model may have one more request in flight, in no other model's place."""

@@ -10,7 +10,7 @@ from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.deadlines import NEVER
 from kvrouter.http.headers import CONTINUE
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.limits import FULL, Limits
 from kvrouter.http.server.reader import Phase, Reader, RequestRefusal
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _LINGER_S = 2.0
 _PLACE_S = 0.25
 """In which a connection too many may find a place: those who left may not have been noticed yet."""
 _CROWDED = RequestRefusal(503, "the server takes no more connections; try again", 1)
-_FULL = RequestRefusal(503, "The memory for request bodies is full; try again.", 1)
+_FULL = RequestRefusal(503, FULL, 1)
 
 log = logging.getLogger("kvrouter.http")
 
@@ -303,8 +303,7 @@ class Connection(asyncio.Protocol):
         """Have the server count the incoming body. False: bodies take too much memory."""
         change = self._reader.body_bytes - self._charged_bytes
         self._charged_bytes += change
-        self.server.incoming_bytes += change
-        return change < 0 or self.server.incoming_bytes <= self._limits.body_memory_bytes
+        return self.server.count_body(change)
 
     def _check_head(self, exchange: Exchange) -> bool:
         """The turn of a request has come: show its head to `at_head`. False: it was refused."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.http.headers import (
     JSON,
@@ -14,6 +14,9 @@ from kvrouter.http.headers import (
     encode_headers,
     status_line,
 )
+
+if TYPE_CHECKING:
+    from kvrouter.http.server.listener import HttpServer
 
 _SPLIT_FRAME_BYTES = 16 * 1024
 BODILESS = frozenset({204, 304})
@@ -33,6 +36,7 @@ class ServerChannel(Protocol):
     """The connection that an exchange came in on."""
 
     transport: asyncio.Transport
+    server: "HttpServer"  # bounds bodies
 
     def date_line(self) -> bytes:
         """The `date` header line of now."""

@@ -1,6 +1,9 @@
 """Bounds of the HTTP server. Values only."""
 
 from dataclasses import dataclass
+from typing import Final
+
+FULL: Final = "The memory for request bodies is full; try again."
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,11 @@ class HttpServer:
         if asking is not None:
             asking.take_place()
 
+    def count_body(self, change_bytes: int) -> bool:
+        """So much more, or less, is there of a body that is not whole; False: it is too much."""
+        self.incoming_bytes += change_bytes
+        return change_bytes < 0 or self.incoming_bytes <= self.limits.body_memory_bytes
+
     def date(self) -> bytes:
         """The `date` header line of RFC 9110 6.6.1, made once per second."""
         now = int(time.time())
