@@ -66,6 +66,20 @@ async def test_a_form_names_a_model_to_which_its_key_has_a_right(site: Open, key
             assert answer.status == status
 
 
+@pytest.mark.parametrize(
+    ("path", "without_key"), [("/v1/models/", 401), ("/v1/completions/", 401), ("/health/", 200)]
+)
+async def test_a_slash_at_the_end_of_a_path_opens_nothing_and_closes_nothing(
+    site: Open, keys: Keys, path: str, without_key: int
+) -> None:
+    here = await site(api_key_file=keys.write(research=""))
+    for headers, status in (({}, without_key), (keys.bearer("research"), 200)):
+        method = "POST" if "completions" in path else "GET"
+        url = here.url(path)
+        async with here.http.request(method, url, json=text(), headers=headers) as answer:
+            assert answer.status == status
+
+
 async def test_an_anthropic_client_shows_its_key_in_its_own_header(site: Open, keys: Keys) -> None:
     here = await site(api_key_file=keys.write(research=""))
     offer(here.decode, saying(200, {"answer": 1}))

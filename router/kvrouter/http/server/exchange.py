@@ -58,7 +58,7 @@ class Exchange:
 
     Attributes:
         method: as sent, upper case.
-        path: as sent, not percent-decoded, without the query.
+        path: as sent, not percent-decoded, without the query and a slash at its end.
         headers: names in lower case; a repeated header is joined with ", ".
         body: the whole body; empty until it is there.
         peer: address of the client, "host:port".

@@ -154,6 +154,8 @@ class Reader:
         self._body = b""
         self.body_bytes = 0
         path, _, query = _target(self._url).partition("?")
+        if path.endswith("/"):
+            path = path[:-1] or "/"
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade() and method != "CONNECT":
             self._unread = _framing(headers)

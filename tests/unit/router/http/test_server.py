@@ -37,6 +37,29 @@ async def test_a_request_reaches_the_handler_whole(serve: Serve, dial: Dial) -> 
     assert exchange.peer.startswith("127.0.0.1:")
 
 
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/v1/models/", "/v1/models"),
+        ("/v1/models/?a=b/", "/v1/models"),
+        ("http://h/v1/models/", "/v1/models"),
+        ("/v1/models", "/v1/models"),
+        ("/", "/"),
+        ("//", "/"),
+        ("/v1//", "/v1/"),
+    ],
+)
+async def test_a_slash_at_the_end_of_a_path_means_nothing(
+    serve: Serve, dial: Dial, target: str, path: str
+) -> None:
+    async def handler(exchange: Exchange) -> None:
+        exchange.respond(200, exchange.path.encode())
+
+    wire = await dial(await serve(handler))
+    wire.send(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target.encode())
+    assert (await wire.answer())[2] == path.encode()
+
+
 async def test_a_connection_is_kept_for_the_next_request(serve: Serve, dial: Dial) -> None:
     server = await serve(hello)
     wire = await dial(server)
