@@ -96,7 +96,8 @@ class Admin:
         except FleetFull:
             full = f"There are {MAX_ENGINES} workers, which is the most; remove one first."
             raise ApiError(409, full) from None
-        return as_json(202, self._card(engine))
+        at = (("location", f"{PATH}/{engine.address}"),)
+        return as_json(202, self._card(engine), at)
 
     def _show(self, request: HttpRequest) -> HttpResponse:
         return as_json(200, self._card(self._named(request)))
@@ -125,6 +126,7 @@ class Admin:
         passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
         return {
             "id": engine.address,
+            "worker_id": engine.address,  # the same to clients of sglang-router and smg
             "url": engine.url,
             "worker_type": _TYPES[engine.role],
             "status": "draining" if engine.draining else "up" if up else "away",

@@ -65,6 +65,19 @@ async def test_an_engine_too_many_is_refused(site: Open) -> None:
     assert await metric(here, "kvrouter:engines_refused_total") == 1
 
 
+async def test_the_answer_to_an_added_engine_says_where_it_is_found(site: Open) -> None:
+    here = await site(0, 0, admin=True)
+    async with engines(1) as (engine,):
+        body = {"url": f"http://{engine.address}"}
+        async with here.http.post(here.url("/workers"), json=body) as answer:
+            told, location = await answer.json(), answer.headers["location"]
+        assert location == f"/workers/{told['worker_id']}"
+        status, card = await call(here, "GET", location)
+        assert (status, card["url"]) == (200, body["url"])
+        status, card = await call(here, "DELETE", location)
+        assert (status, card["worker_id"]) == (200, told["worker_id"])
+
+
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 async def test_an_engine_that_drains_ends_its_legs_and_gets_no_new_ones(
     site: Open, leg: str
