@@ -6,6 +6,7 @@ vLLM 0.32. The engine checks the members that are not read here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,8 +20,8 @@ from kvrouter.openai.plain import LATER, OddError, in_plain_json
 Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
 
-MAX_SALT_CHARACTERS: Final = 1024
-"""Of `cache_salt`, as in vLLM: each cached chain of block hashes keeps its salt."""
+_SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
+"""A `cache_salt`, of which backends of caches make names (`validate_cache_salt` of vLLM)."""
 BYTES_PER_TOKEN: Final = 4
 """Bytes of text per token, for an estimate."""
 OPEN_ENDED_TOKENS: Final = 256
@@ -130,16 +131,20 @@ def _check_rare(
 
 def salt_of(body: bytes, spans: dict[str, Span]) -> str | None:
     """Its `cache_salt`. Raises ApiError (400)."""
-    salt = _text(body, spans, "cache_salt")
-    if salt is None:
+    raw = _raw(body, spans, "cache_salt")
+    if raw is None:
         return None
-    if not salt:
-        message = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise bad_request(message, "cache_salt")
-    if len(salt) > MAX_SALT_CHARACTERS:
-        message = f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters, got {len(salt)}."
-        raise bad_request(message, "cache_salt")
-    return salt
+    return checked_salt(orjson.loads(raw) if raw.startswith(b'"') else None)
+
+
+def checked_salt(salt: object) -> str:
+    """The `cache_salt` itself. ApiError (400): it is none."""
+    rule = "a non-empty string if provided."
+    if isinstance(salt, str) and salt:
+        if _SALT.fullmatch(salt):
+            return salt
+        rule = "at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+    raise bad_request(f"Parameter 'cache_salt' must be {rule}", "cache_salt")
 
 
 def _samples(body: bytes, spans: dict[str, Span], max_choices: int) -> int:

@@ -119,7 +119,7 @@ async def test_what_needs_the_whole_prompt_where_it_is_decoded_takes_one_leg(sit
         (text(max_tokens=0), 400, "max_tokens", 400),
         (text(max_tokens="five"), 400, "max_tokens", 400),
         (text(max_tokens=4, min_tokens=5), 400, "min_tokens", 400),
-        (text(cache_salt=""), 400, "cache_salt", 400),
+        *((text(cache_salt=salt), 400, "cache_salt", 400) for salt in ("", 7, "a/b", "s" * 129)),
         (text(model=5), 400, "model", 400),
         (b'{"model": "m", "prompt": "a", "prompt": "b"}', 400, None, 400),
         (b'{"model": "m", "prompt": "a"', 400, None, 400),

@@ -22,7 +22,6 @@ from kvrouter.engines.families.parameter_table import (
     Tokenize,
     Treatment,
 )
-from kvrouter.openai.request import MAX_SALT_CHARACTERS
 
 TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
 """Members that name transfers to vLLM's engines."""
@@ -105,7 +104,7 @@ PROMPT: Final = (
     Parameter("prompt_embeds", COMPLETION, served=Served.ALONE, tokenize=Tokenize.BARS, why=_WHOLE),
     Parameter(
         "cache_salt",
-        why=f"it changes the block hashes; more than {MAX_SALT_CHARACTERS} characters are a 400",
+        why="it changes the block hashes; a 400: `@`, `/`, `\\`, NUL, more than 128 characters",
     ),
     *_kept("mm_payload return_mm_kwargs"),
 )

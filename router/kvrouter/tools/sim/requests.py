@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 
 from kvrouter.errors import ApiError, bad_request
-from kvrouter.openai.request import Kind
+from kvrouter.openai.request import Kind, checked_salt
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.connectors.vllm_tier.announced import announced
 
@@ -86,7 +86,7 @@ def parse_request(
     max_tokens = _max_tokens(data, kind, max_model_len)
     _check_sampling(data, max_tokens)
     n, seed = _samples(data)
-    salt = _cache_salt(data)
+    salt = data.get("cache_salt")
     reused = None
     if kind == "completion":
         prompts = _completion_prompts(data, tokenizer)
@@ -110,7 +110,7 @@ def parse_request(
         continuous_usage=include_usage and _flag(options, "continuous_usage_stats"),
         return_token_ids=_flag(data, "return_token_ids"),
         ignore_eos=_flag(data, "ignore_eos"),
-        cache_salt=salt,
+        cache_salt=None if salt is None else checked_salt(salt),
         priority=_value(data, "priority", int) or 0,
         source=told.source if told is not None else "",
     )
@@ -246,15 +246,6 @@ def _samples(data: Mapping[str, Any]) -> tuple[int, int | None]:
             raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")
         seed = None
     return n, seed
-
-
-def _cache_salt(data: Mapping[str, Any]) -> str | None:
-    salt = data.get("cache_salt")
-    if salt is None:
-        return None
-    if not isinstance(salt, str) or not 1 <= len(salt) <= 1024:
-        raise bad_request("cache_salt must be a string of 1 to 1024 characters.", "cache_salt")
-    return salt
 
 
 def _completion_prompts(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[list[int]]:

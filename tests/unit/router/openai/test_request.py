@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
 from kvrouter.errors import ApiError
-from kvrouter.openai.request import MAX_SALT_CHARACTERS, Request, parse
+from kvrouter.openai.request import Request, parse
 from kvrouter.openai.response import answer_usage, tidy_answer
 
 Json = dict[str, Any]
@@ -231,13 +231,25 @@ def test_no_tokens_without_an_echo_are_refused() -> None:
     assert refusal({"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 2}).param
 
 
-def test_a_salt_has_a_length_that_can_be_remembered() -> None:
-    for salt in ("s", "\N{SNOWMAN}" * MAX_SALT_CHARACTERS):
-        assert (
-            parse(compact({"prompt": "a", "cache_salt": salt}), "completion", 8).cache_salt == salt
-        )
-    for salt in ("", "s" * (MAX_SALT_CHARACTERS + 1)):
-        assert refusal({"prompt": "a", "cache_salt": salt}).param == "cache_salt"
+@pytest.mark.parametrize("salt", ["s", "\N{SNOWMAN}" * 128, " a-b_c.d%=+~\n"])
+def test_a_salt_that_vllm_takes_is_taken(salt: str) -> None:
+    assert parse(compact({"prompt": "a", "cache_salt": salt}), "completion", 8).cache_salt == salt
+
+
+@pytest.mark.parametrize("salt", ["s" * 129, "a@b", "a/b", "a\\b", "a\0b"])
+def test_a_salt_that_vllm_refuses_is_refused_in_its_words(salt: str) -> None:
+    error = refusal({"prompt": "a", "cache_salt": salt})
+    assert error.param == "cache_salt"
+    assert error.message == (
+        "Parameter 'cache_salt' must be at most 128 characters and must "
+        "not contain '@', '/', '\\\\', or NUL."
+    )
+
+
+@pytest.mark.parametrize("salt", ["", 7, ["s"], {}])
+def test_a_salt_is_a_text(salt: object) -> None:
+    error = refusal({"prompt": "a", "cache_salt": salt})
+    assert error.message == "Parameter 'cache_salt' must be a non-empty string if provided."
 
 
 def test_tools_of_a_chat_count_as_its_prompt() -> None:
