@@ -6,14 +6,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.errors import ApiError, bad_request, endpoint_not_served, model_not_found
 from kvrouter.openai.endpoints import KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvrouter.engines.aliases import Aliases
-    from kvrouter.engines.engine import Engine, Identity
+
+    Found = tuple[Engine, Identity]
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class ModelNames:
     def __post_init__(self) -> None:
         self._here: dict[Engine, Identity] = {}
         self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
-        self._known: dict[str, list[Identity]] | None = None  # by model; None: to be rebuilt
+        self._known: dict[str, list[Found]] | None = None  # by model; None: to be rebuilt
 
     def engine_joined(self, engine: Engine) -> None:
         """Learn the models of `engine`; to be called again when they change."""
@@ -67,7 +69,7 @@ class ModelNames:
             raise _no_engine()
         if asked is not None:
             raise model_not_found(asked)
-        serving = [model for model, identities in known.items() if _serve(identities, path)]
+        serving = [model for model, found in known.items() if _serve(found, path)]
         if not serving:
             raise endpoint_not_served(path, ())
         if len(serving) > 1:
@@ -86,22 +88,23 @@ class ModelNames:
     def require(self, model: str, path: str) -> None:
         """ApiError 404, if no engine of a model or alias has the endpoint `path`; 503: none is."""
         known, versions = self._models(), self.aliases.get(model)
-        identities: Sequence[Identity] = known.get(model, ())
+        found: Sequence[Found] = known.get(model, ())
         if versions is not None:
-            identities = [identity for each in versions for identity in known.get(each, ())]
-        if not identities and path not in KNOWN:
+            found = [one for each in versions for one in known.get(each, ())]
+        if not found and path not in KNOWN:
             raise _no_engine()
-        if not _serve(identities, path):
-            raise endpoint_not_served(path, _offered(identities), model)
+        if not _serve(found, path):
+            raise endpoint_not_served(path, _offered(found), model)
 
-    def _models(self) -> dict[str, list[Identity]]:
-        """The known models, each with the identities of its engines."""
+    def _models(self) -> dict[str, list[Found]]:
+        """The known models, each with its engines and what they are."""
         self._forget()
         if self._known is None:
             self._known = {self.only: []} if self.only else {}
-            for identity in (*self._here.values(), *(one for _, one in self._left.values())):
+            left = ((engine, identity) for engine, (_, identity) in self._left.items())
+            for engine, identity in (*self._here.items(), *left):
                 for model in identity.models:
-                    self._known.setdefault(model, []).append(identity)
+                    self._known.setdefault(model, []).append((engine, identity))
         return self._known
 
     def _forget(self) -> None:
@@ -118,14 +121,21 @@ def _no_engine() -> ApiError:
     return ApiError(503, "No engine is available.", retry_after_s=1)
 
 
-def _offered(identities: Iterable[Identity]) -> list[str]:
-    """The endpoints that engines list, in order."""
-    return sorted({path for each in identities for path in each.endpoints or ()})
+def _offered(found: Iterable[Found]) -> list[str]:
+    """The endpoints that decode engines list, in order."""
+    serving = (identity for engine, identity in found if engine.role.serves(Role.DECODE))
+    return sorted({path for identity in serving for path in identity.endpoints or ()})
 
 
-def _serve(identities: Collection[Identity], path: str) -> bool:
-    """Whether engines serve `path`, as far as is known: True if there are none."""
-    return not identities or any(identity.serves(path) for identity in identities)
+def _serve(found: Iterable[Found], path: str) -> bool:
+    """Whether decode engines serve `path`, as far as is known: True if there are none."""
+    known = False
+    for engine, identity in found:
+        if engine.role.serves(Role.DECODE):
+            known = True
+            if identity.serves(path):
+                return True
+    return not known
 
 
 def model_cards(

@@ -76,7 +76,9 @@ async def test_without_prefill_engines_disaggregated_sglang_has_the_client_wait(
     await here.prefill[0].stop()
     for _ in range(2):
         status, raw = await here.post(ids())
-        assert (status, json.loads(raw)["error"]["code"]) == (503, 503)
+        error = json.loads(raw)["error"]
+        assert (status, error["code"]) == (503, 503)
+        assert error["message"].startswith("No prefill engine ")
 
 
 async def test_a_pair_is_waited_for_where_its_engines_come_again(open_site: Open) -> None:

@@ -12,6 +12,7 @@ from tests.fakes.descriptors import no_descriptor_left
 from tests.fakes.pd import Json, PdEngine
 
 from kvrouter.engines.breaker import BreakerState
+from kvrouter.engines.engine import Role
 from kvrouter.engines.families import FAMILIES
 from kvrouter.http.failure import Failure
 from kvrouter.http.server.exchange import Exchange
@@ -119,13 +120,15 @@ def check_counted(here: Site, engine: PdEngine, counted: Counted) -> None:
         assert pool.state(known) is (BreakerState.OPEN if opened else BreakerState.CLOSED)
 
 
-def check_told(case: Case, status: int, raw: bytes, headers: dict[str, str]) -> None:
+def check_told(
+    case: Case, status: int, raw: bytes, headers: dict[str, str], leg: Role = Role.DECODE
+) -> None:
     row = TABLE[case.failure]
     assert status == (row.status or case.status)
     told = json.loads(raw)["error"]
     assert told["code"] == status
     if row.message:
-        assert told["message"] == row.message
+        assert told["message"] == row.message.format(leg=leg)
     usual = None if row.retry_after_s is None else str(row.retry_after_s)
     assert headers.get("retry-after") == ("17" if case.failure is Failure.FULL else usual)
 
@@ -188,7 +191,7 @@ async def test_a_prefill_leg_goes_on_elsewhere_or_not(
     failed = [answer for answer in answers if answer[0] != 200]
     assert len(failed) == (0 if TABLE[case.failure].again or alone else 1)
     for answer in failed:
-        check_told(case, *answer)
+        check_told(case, *answer, Role.PREFILL)
     counted_here(here, here.prefill[0], case, proven=True)
 
 
@@ -203,7 +206,7 @@ async def test_decode_does_without_prefill_engines_that_all_fail_where_it_can(
     status, raw, headers = await ask(here)
     if family == NEEDS_PREFILL or case.failure is Failure.TIMEOUT:
         if case.failure is not Failure.REFUSED:  # then none is left to ask
-            check_told(case, status, raw, headers)
+            check_told(case, status, raw, headers, Role.PREFILL)
         assert status != 200
     else:
         assert status == 200

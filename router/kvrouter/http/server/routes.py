@@ -26,7 +26,7 @@ class RouteTable(Generic[T]):
     """A value for each path and method.
 
     A path that ends in "/", but not "/" itself, stands for all paths below it that have no nearer
-    one.
+    one. Without a GET it does not say which of them there are.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str, T]]) -> None:
@@ -46,8 +46,10 @@ class RouteTable(Generic[T]):
         """
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
-            raise ApiError(404, f"There is no {path[:200]} here.")
+            raise _not_here(path)
         found = methods.get("GET" if method == "HEAD" and method not in methods else method)
+        if found is None and path not in self._paths and "GET" not in methods:
+            raise _not_here(path)
         if found is None:
             raise _MethodError(method, sorted(methods))
         return found
@@ -113,6 +115,10 @@ def on_exchange(respond: Respond) -> Handler:
 
 async def _refuse(exchange: Exchange, error: ApiError) -> None:
     exchange.respond(error.status, error.body(exchange.path), headers=error.headers())
+
+
+def _not_here(path: str) -> ApiError:
+    return ApiError(404, f"There is no {path[:200]} here.")
 
 
 class _MethodError(ApiError):

@@ -43,7 +43,7 @@ class Row:
         begun: whether the engine may be at it: what must not be done twice then is not.
         counted: whether its breaker counts it.
         status: the client's, if no engine can do it; 0: the engine's own.
-        message: the client's; "": the engine's own words.
+        message: the client's, about a leg; "": the engine's own words.
         retry_after_s: the client's `Retry-After`, if the engine names none.
     """
 
@@ -57,7 +57,7 @@ class Row:
     retry_after_s: int | None = None
 
 
-_NONE: Final = "No decode engine could answer."
+_NONE: Final = "No {leg} engine could answer."
 ROWS: Final = (
     Row(
         failure=Failure.REFUSED,
@@ -316,7 +316,8 @@ class Attempts:
             words = self._full  # room is what is missing
         if words is not None:
             return words.told(leg)
-        return ApiError(row.status or 500, row.message, retry_after_s=row.retry_after_s)
+        message = row.message.format(leg=leg)
+        return ApiError(row.status or 500, message, retry_after_s=row.retry_after_s)
 
 
 def note(context: RequestContext, failed: LegFailed) -> bool:

@@ -48,7 +48,8 @@ def failures_page(rows: Iterable[Row] = ROWS) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     again = ("yes" if row.begun else "always") if row.again else "no"
-    told = f"{row.status}: {row.message}" if row.message else "the engine's status and words"
+    message = row.message.format(leg="decode (prefill)")
+    told = f"{row.status}: {message}" if message else "the engine's status and words"
     if row.retry_after_s is not None:
         told += " `Retry-After`"
     return (f"`{row.failure}`", row.what, again, row.counted, told)

@@ -35,6 +35,14 @@ class Fleet:
         else:
             self.pool.update_models(engine, identity)
 
+    def serves(self, path: str) -> int:
+        """The status for a model that is served; 200 where it is routed."""
+        try:
+            self.names.require("a", path)
+        except ApiError as error:
+            return error.status
+        return 200
+
     def leave(self, number: int) -> None:
         self.pool.leave(self.engine(number))
 
@@ -191,3 +199,16 @@ def test_a_model_is_known_by_the_engines_that_serve_it_and_those_that_left_latel
         lately = [had for at, had in left.values() if fleet.now_s - at < KEEP_S]
         known = {model for model in "abcd" if fleet.status(model) == 200}
         assert known == set().union(*serving.values(), *lately)
+
+
+def test_what_only_prefill_engines_list_is_not_served(fleet: Fleet) -> None:
+    engine = fleet.pool.add("127.0.0.1:9000", Role.PREFILL)
+    fleet.pool.join(engine, Identity(("a",), endpoints=frozenset({COMPLETIONS, "/v1/embeddings"})))
+    assert fleet.serves("/v1/embeddings") == 200  # a decode engine may still join that has it
+    decode = Identity(("a",), endpoints=frozenset({COMPLETIONS}))
+    fleet.pool.join(fleet.engine(0), decode)
+    assert (fleet.serves(COMPLETIONS), fleet.serves("/v1/embeddings")) == (200, 404)
+    fleet.leave(0)
+    assert fleet.serves("/v1/embeddings") == 404  # it may only restart
+    fleet.pool.assign("127.0.0.1:9000", Role.DECODE)
+    assert fleet.serves("/v1/embeddings") == 200

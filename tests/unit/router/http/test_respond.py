@@ -31,7 +31,8 @@ def refuse(_: HttpRequest) -> HttpResponse:
 @pytest_asyncio.fixture
 async def wires(serve: Serve) -> AsyncIterator[list[Wire]]:
     """To one server of each kind, which answer alike."""
-    respond = on_path([("POST", "/echo/", echo), ("GET", "/echo/", echo), ("GET", "/no", refuse)])
+    ways = (("POST", "/echo/"), ("GET", "/echo/"), ("POST", "/below/"))
+    respond = on_path([("GET", "/no", refuse), *((method, path, echo) for method, path in ways)])
     web = WebServer(control_app(respond))
     ports = (await serve(on_exchange(respond))).port, await web.listen("127.0.0.1", 0)
     dialled = [await Wire.dial(port) for port in ports]
@@ -64,6 +65,7 @@ async def test_both_servers_show_the_same_request_and_send_the_same_answer(
         (b"GET /echo", 404, ("content-type", "application/json")),
         (b"DELETE /echo/a", 405, ("allow", "GET, POST")),
         (b"OPTIONS /no", 405, ("allow", "GET")),
+        (b"GET /below/a", 404, ("content-type", "application/json")),
     ],
 )
 async def test_both_servers_refuse_alike(

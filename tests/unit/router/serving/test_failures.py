@@ -46,6 +46,15 @@ def test_room_is_what_is_missing_if_one_engine_is_full_and_another_is_gone() -> 
     assert (answer.status, answer.retry_after_s) == (429, 1)
 
 
+@pytest.mark.parametrize("leg", [Role.PREFILL, Role.DECODE])
+def test_the_client_is_told_which_engine_is_gone(leg: Role) -> None:
+    context = request()
+    note(context, failed(Failure.REFUSED, leg=leg))
+    answer = answer_of(context)
+    assert isinstance(answer, ApiError)
+    assert (answer.status, answer.message) == (503, f"No {leg} engine could answer.")
+
+
 def test_a_second_500_is_the_requests_and_no_engine_is_counted() -> None:
     context, counted = request(), list[int]()
     words = Words(500, b'{"error": {}}')
