@@ -56,7 +56,8 @@ class SampledSink(ClientSink):
         def tidy(events: bytes) -> bytes:
             return tidy_events(sent.rewrite(events), cached)
 
-        return Relay(context.exchange, answer, self.gaps(context), tidy, every=True)
+        exchange, gaps = context.exchange, self.gaps(context)
+        return Relay(exchange, answer, gaps, tidy, every=True, content=context.answer_began)
 
 
 @dataclass(eq=False)

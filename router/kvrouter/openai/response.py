@@ -25,6 +25,8 @@ TRANSFERS: Final = frozenset(
 """Members of answers that only router and engines use."""
 MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
 """Ends of the names of all members that `tidy_events` changes; they begin with the same byte."""
+CONTENT: Final = re.compile(rb"(?:^|[\r\n])event:[^\r\n]*[._]delta")
+"""The name of an event with a part of the answer."""
 _NAMES: Final = tuple(b'"%b":' % name.encode() for name in sorted(TRANSFERS))
 _CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
 _NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -36,7 +37,7 @@ from kvrouter.openai.response import (
     tidy_answer,
     tidy_events,
 )
-from kvrouter.routing.plan import RouteInputs, chosen_by
+from kvrouter.routing.plan import Plan, RouteInputs, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
 from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, Words, answer_of, note
@@ -94,15 +95,23 @@ class Passthrough:
         """See `Service`."""
         path, model = context.exchange.path, context.model
         endpoint = endpoint_at(path)
-        await self.engine_wait.until(lambda: self.pool.serving(path, model), model)
-        if not await self.rendered.run(context):
+        if not self.pool.serving(path, model):
+            since_s = monotonic()
+            await self.engine_wait.until(lambda: self.pool.serving(path, model), model)
+            context.waited(since_s, "engine")
+        why = await self.rendered.run(context)
+        if why is not None:
             try:
-                await self._ask_engines(context, endpoint)
+                await self._ask_engines(context, endpoint, why)
             except Refused as refused:
                 raise _told(refused.words, path) from None
 
-    async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
-        """Ask one engine after another, while the client has seen nothing and it is safe."""
+    async def _ask_engines(self, context: RequestContext, endpoint: Endpoint, why: str) -> None:
+        """Ask one engine after another, while the client has seen nothing and it is safe.
+
+        `why`: what speaks against a prefill leg.
+        """
+        context.timing.planned_s = context.timing.planned_s or monotonic()
         tried: list[Engine] = []
         while len(tried) < self.retries.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
@@ -114,6 +123,8 @@ class Passthrough:
                 engines = list(on_other_servers(engines, tried))
             engine, computed_tokens = self._choose(context, endpoint, engines)
             tried.append(engine)
+            if endpoint.generates:
+                context.route.plan = Plan(None, engine, computed_tokens, why)
             try:
                 await self._ask(context, endpoint, engine, computed_tokens)
                 return
@@ -226,9 +237,11 @@ class Passthrough:
     def _computed(self, context: RequestContext, endpoint: Endpoint, ticket: Ticket) -> None:
         """The engine answers: it has computed the prompt."""
         ticket.computed()
-        context.answered_well()
         if endpoint.generates:
+            context.answer_began()
             self.inputs_builder.computed(ticket.engine, context.prompt)
+        else:
+            context.answered_well()
 
     async def _stream(
         self, context: RequestContext, endpoint: Endpoint, ticket: Ticket, answer: EngineResponse
@@ -240,12 +253,11 @@ class Passthrough:
             check_begun(answer)
         except UpstreamError as error:
             raise self.client.verdict(engine, error) from None
-        self._computed(context, endpoint, ticket)
-        exchange = context.exchange
-        begin_events(context)
+        exchange, content = context.exchange, partial(self._computed, context, endpoint, ticket)
         tidy = partial(tidy_events, cached_tokens=None)
         gaps = self.metrics.of(context.model).gaps.buckets
-        relay = context.stream = Relay(exchange, answer, gaps, tidy)
+        relay = context.stream = Relay(exchange, answer, gaps, tidy, content=content)
+        begin_events(context)
         try:
             await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:

@@ -45,23 +45,23 @@ class RenderedLegs:
     orchestrator: Orchestrator
     sink: ResponseSink  # takes the answer
 
-    async def run(self, context: RequestContext) -> bool:
-        """Answer a request; False: it has to be answered by one engine, and nothing was done.
+    async def run(self, context: RequestContext) -> str | None:
+        """Answer a request; else say why one engine has to, as `Plan.why`, with nothing done.
 
         Raises:
             ApiError, Refused: as `Orchestrator.run`; Refused by a decode engine alone.
         """
         path, model = context.exchange.path, context.model
         if path not in RENDERED or not self.pool.engines(Role.PREFILL, model):
-            return False
+            return "no prefill engine"
         decode = self.pool.engines(Role.DECODE, model)
         if not decode or not all(self._renders(engine, path) for engine in decode):
-            return False
+            return "not rendered"
         if not _takes_legs(context.request):
-            return False
+            return "not splittable"
         tokens = await self._tokens(context, decode)
         if tokens is None:
-            return False
+            return "not rendered"
         endpoint, context.endpoint = context.endpoint, None
         context.request = replace(context.request, path=path)
         context.prompt.tokens = tokens
@@ -72,8 +72,8 @@ class RenderedLegs:
             if refused.leg is not Role.PREFILL or context.answering:
                 raise
             context.endpoint = endpoint  # a decode engine refuses it in this endpoint's own words
-            return False
-        return True
+            return "refused"
+        return None
 
     def _renders(self, engine: Engine, path: str) -> bool:
         """Whether both legs of an engine get the same token ids.

@@ -17,12 +17,11 @@ from kvrouter.access.callers import caller_of
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
 from kvrouter.serving.request.ttft_parts import Parts, ms, parts_of
-from kvrouter.serving.request.usage import usage_of
+from kvrouter.serving.request.usage import prompt_tokens, usage_of
 from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL, Metrics
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 
 if TYPE_CHECKING:
-    from kvrouter.openai.endpoints import Endpoint
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.tracing.trace import Tracing
 
@@ -71,14 +70,22 @@ class Settler:
         since_1970_s = time() - monotonic()
         for context, now_s in waiting:
             try:
-                if context.endpoint is None:
-                    self._settle(context, now_s, since_1970_s + now_s)
-                else:
-                    self._settle_passed(context, context.endpoint, now_s, since_1970_s + now_s)
+                self._take_up(context, now_s, since_1970_s + now_s)
             except Exception:
                 log.exception("request %s is not counted or logged", context.request_id)
 
+    def _take_up(self, context: RequestContext, now_s: float, at_s: float) -> None:
+        endpoint = context.endpoint
+        if endpoint is not None:
+            labels = endpoint.path, str(_status(context)), self.metrics.of(context.model).label
+            self.metrics.passed_through[labels] += 1
+        if endpoint is None or endpoint.generates:
+            self._settle(context, now_s, at_s)
+        else:
+            self._settle_passed(context, now_s, at_s)
+
     def _settle(self, context: RequestContext, now_s: float, at_s: float) -> None:
+        """Settle a request for text: with legs, or of one engine."""
         parts = parts_of(context.timing, context.timing.first_s or now_s)
         status = _status(context)
         self._count(context, status, parts, now_s)
@@ -88,13 +95,10 @@ class Settler:
             end_request(context, context.trace.request, parts, now_s)
             self.tracing.take(context.trace)
 
-    def _settle_passed(
-        self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
-    ) -> None:
+    def _settle_passed(self, context: RequestContext, now_s: float, at_s: float) -> None:
         status = _status(context)
         model = self.metrics.of(context.model)
         model.generation_tokens += context.outcome.generated
-        self.metrics.passed_through[endpoint.path, str(status), model.label] += 1
         _charge(context, model.label)
         if self.log is not None:
             self.log.write(passed_through_line(context, status, now_s, at_s))
@@ -140,13 +144,13 @@ def line_of(
         key=caller.name if caller is not None else None,
         trace_id=context.trace.hex_id if context.trace is not None else None,
         status=status,
-        outcome=outcome.reason,
+        outcome=outcome.reason if outcome.reason != "unknown" else None,
         path=exchange.path,
         client=exchange.peer,
         model=request.model[:_MODEL] if request.model else None,
         version=context.model if context.alias is not None else None,
         stream=request.stream if read else None,
-        prompt_tokens=request.prompt_tokens if read else None,
+        prompt_tokens=prompt_tokens(context) if read else None,
         hit_engine_tokens=route.hit_engine,
         hit_store_tokens=route.hit_store,
         cached_tokens=route.cached_tokens,
@@ -173,7 +177,7 @@ def line_of(
 def passed_through_line(
     context: RequestContext, status: int, now_s: float, at_s: float
 ) -> RequestLine:
-    """The same of a request that one engine answered: it has no plan and no parts."""
+    """The same of a request for no text, which one engine answered: it has no plan and no parts."""
     exchange, outcome, caller = context.exchange, context.outcome, caller_of(context.exchange)
     return RequestLine(
         request_id=context.request_id,

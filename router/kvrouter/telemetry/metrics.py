@@ -116,7 +116,8 @@ class Metrics(Collector):
         )
         self.passed_through = Tally(
             "kvrouter:passed_through",
-            "Requests to endpoints that one engine answers, by the status that clients got.",
+            "Requests to endpoints that one engine answers, by the status that clients got. "
+            "Messages and responses count in the metrics of all requests for text, too.",
             ["path", "code", MODEL],
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Json, Open, Site
+from tests.integration.router.conftest import Json, Open, Site, metric
 
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.http.headers import SSE_HEADERS
@@ -18,7 +18,7 @@ from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.openai.response import TRANSFERS
 from kvrouter.telemetry.request_log import RequestLog
 
-RESPONSES, RERANK = "/v1/responses", "/rerank"
+RESPONSES, MESSAGES, RERANK = "/v1/responses", "/v1/messages", "/rerank"
 Page = Callable[[Exchange], Awaitable[None]]
 
 
@@ -217,6 +217,54 @@ async def test_the_log_line_names_the_engine_and_why_a_request_failed(site: Open
         assert ("error" in line) == ("outcome" in line)
 
 
+AGENTS = {
+    RESPONSES: ("response.created", "response.in_progress", "response.output_text.delta"),
+    MESSAGES: ("message_start", "content_block_start", "content_block_delta"),
+}
+
+
+@pytest.mark.parametrize("path", AGENTS)
+async def test_a_stream_of_an_agent_is_timed_from_its_first_content_on(
+    site: Open, path: str
+) -> None:
+    *announcing, delta = (b"event: %b\ndata: {}\n\n" % name.encode() for name in AGENTS[path])
+    usage = b'event: end\ndata: {"usage":{"input_tokens":77,"output_tokens":3}}\n\n'
+
+    async def page(exchange: Exchange) -> None:
+        exchange.start(200, SSE_HEADERS)
+        for event in announcing:
+            exchange.write(event)
+            await exchange.drain()
+        await content.wait()
+        for event in (delta, delta, delta, usage):
+            exchange.write(event)
+        exchange.end()
+
+    content, written = asyncio.Event(), BytesIO()
+    here = await site(lines=RequestLog(written, plain=False))
+    offer(here.decode, page, path)
+    async with here.http.post(here.url(path), json=body(stream=True)) as answer:
+        await answer.content.readuntil(announcing[-1])
+        (stream,) = here.app.core.keep_alive.streams
+        assert stream.timing.first_s == 0
+        content.set()
+        await answer.content.read()
+    assert stream.timing.first_s > 0
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        assert await metric(here, f"kvrouter:{name}_seconds_count") == 1
+    assert await metric(here, "kvrouter:request_success_total") == 1
+    ttft_s, gaps_s, all_s = [
+        await metric(here, f"kvrouter:{name}_seconds_sum")
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
+    ]
+    assert ttft_s + gaps_s <= all_s
+    await here.app.close()
+    (line,) = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert (line["plan"], line["prompt_tokens"], line["generated"]) == ("not rendered", 77, 3)
+    assert line["ttft_ms"] <= line["total_ms"]
+    assert "prefill" not in line
+
+
 async def test_an_engine_that_never_answers_is_a_504(site: Open) -> None:
     here = await site(request_timeout_s=0.3)
     offer(here.decode, hang)
@@ -287,9 +335,10 @@ async def test_a_prompt_that_is_computed_is_not_counted_as_recomputed_any_more(s
 
     async def page(exchange: Exchange) -> None:
         exchange.start(200, SSE_HEADERS)
+        exchange.write(b"event: response.created\ndata: {}\n\n")
         begun.set()
         await compute.wait()
-        exchange.write(b'data: {"type": "a"}\n\n')
+        exchange.write(b"event: response.output_text.delta\ndata: {}\n\n")
         await go.wait()
         exchange.end()
 
@@ -298,7 +347,7 @@ async def test_a_prompt_that_is_computed_is_not_counted_as_recomputed_any_more(s
     budget = here.app.core.budget
     first = asyncio.create_task(here.post(body(stream=True), RESPONSES))
     await begun.wait()
-    for _ in range(100):  # the head arrives, which says nothing of the prompt
+    for _ in range(100):  # what arrives says nothing of the prompt
         await asyncio.sleep(0)
     assert budget.tokens > 0
     compute.set()

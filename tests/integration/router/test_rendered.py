@@ -19,6 +19,7 @@ from tests.integration.router.test_landing import (
 )
 from tests.integration.router.test_passthrough import drop, saying, streaming
 
+from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.endpoints import COMPLETIONS, MESSAGES, RESPONSES
 from kvrouter.serving.rendered import RENDERED
@@ -99,6 +100,32 @@ async def test_what_the_store_holds_is_loaded_without_a_prefill_leg(
     assert here.prefill[0].requests == []
     held = len(HASHES) // 32 * BLOCK_TOKENS
     assert await metric(here, 'kvrouter:prefix_hit_tokens_total{model="m",source="store"}') == held
+
+
+async def test_an_answer_that_is_announced_needs_its_prompt_until_its_first_content(
+    site: Open, node: StoreProcess
+) -> None:
+    content = asyncio.Event()
+
+    async def page(exchange: Exchange) -> None:
+        exchange.start(200, SSE_HEADERS)
+        exchange.write(b"event: response.created\ndata: {}\n\n")
+        await content.wait()
+        exchange.write(b"event: response.output_text.delta\ndata: {}\n\n")
+        exchange.end()
+
+    await asyncio.to_thread(store_blocks, node, BLOCKS)
+    here = await site(store=node.url, policy="prefix", prepare=offering(page))
+    sent = asked(RESPONSES, stream=True)
+    async with here.http.post(here.url(RESPONSES), json=sent) as answer:
+        await answer.content.readuntil(b"\n\n")
+        (stream,) = here.app.core.keep_alive.streams
+        assert (stream.answering, stream.timing.first_s) == (True, 0)
+        content.set()
+        await answer.content.read()
+    assert stream.timing.first_s > 0
+    assert await metric(here, "kvrouter:time_to_first_token_seconds_count") == 1
+    assert await metric(here, "kvrouter:passed_through_total") == 0
 
 
 @PATHS

@@ -11,6 +11,7 @@ from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site, metric, text, until
 from tests.integration.router.test_keys import Keys
 
+from kvrouter.openai.request import parse
 from kvrouter.openai.response import generated_tokens
 from kvrouter.telemetry.request_log import RequestLog
 
@@ -53,18 +54,23 @@ class Meter:
     def bearer(self) -> dict[str, str]:
         return self._keys.bearer("a")
 
-    async def told(self) -> list[float]:
+    async def told(self, body: Json) -> list[float]:
         """Tokens generated, by its counter, its key's counter and its line."""
         (caller,) = self.here.app.core.access.ring.all()
         await until(lambda: self.here.app.core.metrics.running == 0)
         counted = await metric(self.here, "kvrouter:generation_tokens_total")
+        (line,) = await self.lines()
+        prompt = parse(json.dumps(body).encode(), "completion", 8).prompt_tokens
+        return [counted, caller.tokens - prompt, line["generated"]]
+
+    async def lines(self) -> list[Json]:
+        """Its lines."""
         await self.here.app.close()
-        (line,) = [json.loads(line) for line in self._written.getvalue().splitlines()]
-        return [counted, caller.tokens - line["prompt_tokens"], line["generated"]]
+        return [json.loads(line) for line in self._written.getvalue().splitlines()]
 
 
 def asked(**more: Any) -> Json:
-    return text(stream=True, temperature=0, max_tokens=8, **more)
+    return text(**{"stream": True, "temperature": 0, "max_tokens": 8, **more})
 
 
 async def leave_after(here: Site, body: Json, headers: dict[str, str], mark: bytes) -> None:
@@ -86,7 +92,7 @@ async def test_a_client_that_leaves_has_used_what_it_has_got(
     here.decode[0].mode = "hang_mid"
     await leave_after(here, body, meter.bearer, b'" t1"')
     shares = len(body["prompt"]) if isinstance(body["prompt"], list) else 1
-    assert await meter.told() == [2 * shares] * 3
+    assert await meter.told(body) == [2 * shares] * 3
 
 
 @pytest.mark.parametrize(("settings", "more"), WAYS)
@@ -100,7 +106,7 @@ async def test_a_stream_whose_engine_breaks_off_has_used_what_came(
     assert (status, b'"error"' in got) == (200, True)
     came = got.count(b'" t0"') + got.count(b'" t1"')
     assert came >= 2
-    assert await meter.told() == [came] * 3
+    assert await meter.told(body) == [came] * 3
 
 
 @pytest.mark.parametrize(("settings", "more"), WAYS)
@@ -134,7 +140,7 @@ async def test_a_stream_read_to_its_end_has_used_its_tokens(
     assert status == 200
     assert got.endswith(b"data: [DONE]\n\n")
     shares = len(body["prompt"]) if isinstance(body["prompt"], list) else 1
-    assert await meter.told() == [8 * shares] * 3
+    assert await meter.told(body) == [8 * shares] * 3
 
 
 async def test_a_client_that_leaves_during_the_prefill_has_used_its_prompt(
@@ -173,8 +179,8 @@ async def test_usage_tells_of_events_with_several_tokens(
 
     meter = Meter(site, tmp_path)
     here = await meter.open(prepare=batches)
-    assert (await here.post(asked(**more), **meter.bearer))[0] == 200
-    assert await meter.told() == [8, 8, 8]
+    assert (await here.post(body := asked(**more), **meter.bearer))[0] == 200
+    assert await meter.told(body) == [8, 8, 8]
 
 
 def test_usage_of_one_choice_is_not_that_of_all() -> None:
@@ -185,3 +191,19 @@ def test_usage_of_one_choice_is_not_that_of_all() -> None:
     assert generated_tokens(b'"usage":{"output_tokens": 7,', 12, whole=True) == 7
     assert generated_tokens(b"data: [DONE]\n\n", 12, whole=True) == 12
     assert generated_tokens(b'"completion_tokens":' + b"9" * 20, 12, whole=True) == 12
+
+
+@pytest.mark.parametrize("more", [{"stream": False}, USAGE, {**SEVERAL, **USAGE}])
+async def test_the_log_has_the_prompt_as_the_engine_counted_it(
+    site: Open, tmp_path: Path, more: Json
+) -> None:
+    def counts(made: list[FakeEngine]) -> None:
+        (engine,) = made
+        engine.usage = lambda *_: {"prompt_tokens": 77, "completion_tokens": 8, "total_tokens": 85}  # type: ignore[method-assign]
+
+    meter, asked_for = Meter(site, tmp_path), asked(**{"prompt": "Hello, you there", **more})
+    here = await meter.open(prepare=counts)
+    assert (await here.post(asked_for, **meter.bearer))[0] == 200
+    (line,) = await meter.lines()
+    prompts = 2 if isinstance(asked_for["prompt"], list) else 1
+    assert line["prompt_tokens"] == 77 * prompts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
@@ -90,7 +89,7 @@ class Gathering:
             ShareError: the engine ended it with an error.
         """
         exchange, sent = self._exchange, sink.sent
-        part.answer_began(monotonic())
+        part.answer_began()
         begin_events(self.context)
         self.begun = True
         exchange.throttle = self._throttle

@@ -77,12 +77,12 @@ class ConcurrentLegs:
             if isinstance(problem, Refused):
                 return self._alone(inputs, plan, problem, problem.leg)
             failed = problem
-            if not note(context, failed) or context.timing.first_s:
+            if not note(context, failed) or context.answering:
                 break
             tried.add(failed)
         if failed is None:
             return _no_prefill()
-        final = not failed.row.again or context.timing.first_s
+        final = not failed.row.again or context.answering
         return self._alone(inputs, plan, answer_of(context), Role.DECODE if final else failed.leg)
 
     async def _both(

@@ -99,7 +99,7 @@ class PromptFacts:
 
 @dataclass(slots=True)
 class Route:
-    """Where the legs run. `kvrouter.serving.legs` fills it, or `Passthrough`, which has no plan."""
+    """Where the legs run. `kvrouter.serving.legs` fills it, or `Passthrough`."""
 
     plan: Plan | None = None  # the engines of both legs
     reservations: LegReservations | None = None  # the load of the legs, from the plan on
@@ -129,7 +129,7 @@ class Timing:
     planned_s: float = 0.0
     prefilled_s: float = 0.0  # the end of the last prefill leg, good or bad
     landed_s: float = 0.0  # the end of the wait for its KV
-    first_s: float = 0.0  # the first byte of its answer
+    first_s: float = 0.0  # the first byte of its answer, of a stream's first event with content
 
 
 @dataclass(slots=True)
@@ -238,9 +238,9 @@ class RequestContext:
         if self.outcome.reason == "broken":
             span.error = span.error or self.outcome.error
 
-    def answer_began(self, now_s: float) -> None:
+    def answer_began(self) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
-        self.timing.first_s = now_s
+        self.timing.first_s = monotonic()
         if self.route.reservations is not None:
             self.route.reservations.computed()
         self.answered_well()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.openai.request import UNREAD, Request
+from kvrouter.serving.request.usage import prompt_tokens
 
 if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
@@ -28,6 +29,7 @@ def end_request(context: RequestContext, span: Span, parts: Parts, now_s: float)
     span.attributes = {**_answer(context), **_times(context, parts, now_s)}
     if context.request is not UNREAD:
         span.attributes.update(_request(context.request))
+        span.attributes["gen_ai.usage.prompt_tokens"] = prompt_tokens(context)
     if context.status >= 500 or context.outcome.reason == "broken":
         span.error = (context.outcome.error or context.outcome.reason)[:_MAX_CHARS]
 
@@ -97,7 +99,6 @@ def _times(context: RequestContext, parts: Parts, now_s: float) -> Attributes:
 def _request(request: Request) -> Attributes:
     found: Attributes = {
         "gen_ai.operation.name": _OPERATIONS[request.kind],
-        "gen_ai.usage.prompt_tokens": request.prompt_tokens,
         "gen_ai.request.n": request.n,
         "kvrouter.stream": request.stream,
     }

@@ -16,6 +16,13 @@ class Usage(NamedTuple):
     generated: int
 
 
+def prompt_tokens(context: RequestContext) -> int:
+    """Tokens of its prompt, as far as is known: the engine's count, else the router's."""
+    handoff = context.route.handoff
+    counted = context.outcome.prompt_tokens or (handoff.prompt_tokens if handoff else None)
+    return counted or context.request.prompt_tokens
+
+
 def usage_of(context: RequestContext) -> Usage:
     """What a request has used: nothing until its answer has begun, then its prompt.
 

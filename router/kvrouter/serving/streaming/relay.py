@@ -8,11 +8,12 @@ event in two, go on as whole events.
 from collections.abc import Callable
 
 from kvrouter._native import Buckets
-from kvrouter.errors import ApiError
+from kvrouter.errors import ApiError, names_events
 from kvrouter.http.client.response import EngineResponse
 from kvrouter.http.headers import unchunk
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.response import (
+    CONTENT,
     MARKS,
     PromptUsage,
     finish_reason,
@@ -35,11 +36,13 @@ class Relay:
         tidy: changes events.
         every: whether it may change any event; else only those with one of `MARKS`: the others go
             on as they come.
+        content: called when the answer has content: at once, or with the first event that has some
+            where events have names. `gaps` takes no time before.
     """
 
     __slots__ = (
-        *("_answer", "_begun", "_buffer", "_every", "_exchange", "_feed"),
-        *("_split", "_tidy", "_whole"),
+        *("_answer", "_begun", "_buffer", "_content", "_every", "_exchange", "_feed"),
+        *("_gaps", "_split", "_tidy", "_whole"),
     )
 
     def __init__(
@@ -50,16 +53,19 @@ class Relay:
         tidy: Tidy,
         *,
         every: bool = False,
+        content: Callable[[], object] | None = None,
     ) -> None:
         self._exchange = exchange
         self._answer = answer
         assert answer.feed is not None  # it has begun
         self._feed = answer.feed
-        self._feed.count_into(gaps)
-        if not every:
-            self._feed.watch(*MARKS)
+        self._gaps, self._content = gaps, content
         self._tidy = tidy
         self._every = every
+        if content is not None and names_events(exchange.path):
+            self._feed.watch(b"data:")
+        else:
+            self._begin()
         self._begun = False
         self._buffer = EventBuffer()
         self._whole = False
@@ -126,8 +132,9 @@ class Relay:
         self._exchange.on_close(self._answer.close)  # before another piece comes
         try:
             await self._answer.relay_to(self, idle_s)
+            self._begin()  # also without content
         finally:
-            self._exchange.throttle = None
+            self._exchange.throttle = self._content = None
         self._finish(end=end)
 
     def finish_if_done(self) -> bool:
@@ -159,4 +166,15 @@ class Relay:
             events += self._buffer.rest()
             self._split = True
         if events:
+            if self._content is not None and CONTENT.search(events):
+                self._begin()
             self._exchange.write(self._tidy(events))
+
+    def _begin(self) -> None:
+        """There is content: tell it once, count gaps, look only for what may have to be tidied."""
+        content, self._content = self._content, None
+        self._feed.count_into(self._gaps)
+        if not self._every:
+            self._feed.watch(*MARKS)
+        if content is not None:
+            content()

@@ -72,7 +72,7 @@ class _ResumingSink:
             leave_if_failed(answer, sent)
             return tidy_events(seen, cached)
 
-        context.answer_began(monotonic())
+        context.answer_began()
         begin_events(context)
         gaps = self._metrics.of(context.model).gaps.buckets
         relay = Relay(exchange, answer, gaps, tidy, every=True)

@@ -54,9 +54,8 @@ class ClientSink:
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass a stream on; one that breaks off ends with an error event."""
         outcome = context.outcome
-        context.answer_began(monotonic())
-        begin_events(context)
         relay = context.stream = self.relay(context, answer)
+        begin_events(context)
         try:
             await relay.run(self._client.deadlines.idle_s)
             outcome.reason = relay.finish_reason
@@ -74,8 +73,8 @@ class ClientSink:
 
     def relay(self, context: RequestContext, answer: EngineResponse) -> Relay:
         """Make the relay that passes a stream on as the client may see it."""
-        tidy = partial(tidy_events, cached_tokens=context.route.cached_tokens)
-        return Relay(context.exchange, answer, self.gaps(context), tidy)
+        tidy, gaps = partial(tidy_events, cached_tokens=context.route.cached_tokens), self.gaps
+        return Relay(context.exchange, answer, gaps(context), tidy, content=context.answer_began)
 
     def gaps(self, context: RequestContext) -> Buckets:
         """What counts the times between events of a stream."""
@@ -87,7 +86,7 @@ class ClientSink:
         if body is not None:
             self.respond(context, body)
             return
-        context.answer_began(monotonic())
+        context.answer_began()
         tidy = partial(tidy_answer, cached_tokens=context.route.cached_tokens)
         if end := await pass_on(context, self._client, engine, answer, tidy):
             note_answer(context, end, self._metrics)
@@ -121,7 +120,7 @@ def broke_off() -> ApiError:
 def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     """Note in the context what the whole answer of a decode leg says."""
     if not context.timing.first_s:
-        context.answer_began(monotonic())
+        context.answer_began()
     if context.request.path is None:
         prompt, completion, context.outcome.reason = answer_usage(body)
     else:  # usage has other names there
