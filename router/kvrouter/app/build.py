@@ -17,8 +17,9 @@ from kvrouter.control.page.board import Board
 from kvrouter.http.server.cors import Cors
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
-from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
+from kvrouter.openai.endpoints import BELOW, ENDPOINTS, LOAD
 from kvrouter.serving.handler import RequestHandler
+from kvrouter.serving.legs.forward import FleetLoad
 from kvrouter.serving.legs.leg import KINDS
 from kvrouter.serving.request.caller_salt import CallerSalts
 from kvrouter.serving.request.versions import Versions
@@ -124,5 +125,7 @@ def _served(
     with_legs, passed_through = handlers
     return [
         *(("POST", path, with_legs.serve) for path in KINDS),
-        *(("POST", path, passed_through.serve) for path in (*PASSED_THROUGH, BELOW)),
+        *((one.method, one.path, passed_through.serve) for one in ENDPOINTS),
+        ("POST", BELOW, passed_through.serve),
+        ("GET", LOAD, FleetLoad(core.client, core.pool).serve),
     ]

@@ -63,7 +63,11 @@ def document(version: str, *, admin: bool = False, keys: bool = False, apart: bo
     for endpoint in ENDPOINTS:
         members = {name: {"examples": [value]} for name, value in endpoint.members.items()}
         schema = {"model": READ["model"], **members}
-        paths[endpoint.path] = {"post": _posted(endpoint.about, schema, *endpoint.members)}
+        operation = _posted(endpoint.about, schema, *endpoint.members)
+        if endpoint.method == "GET":
+            del operation["requestBody"]
+            operation["parameters"] = [{"name": "model", "in": "query", "schema": READ["model"]}]
+        paths[endpoint.path] = {endpoint.method.lower(): operation}
     if keys:
         found["paths"] = {
             path: methods if is_open(path) else _with_keys(methods)

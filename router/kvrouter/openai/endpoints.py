@@ -25,8 +25,9 @@ class Endpoint:
     """A path of engines.
 
     Attributes:
-        path: of the POST.
+        path: where it is.
         about: what it does, in one sentence.
+        method: with which it is asked.
         again: whether another engine may be asked after one that may have begun.
         generates: whether engines compute a prompt for it.
         computes: whether engines run their model for it.
@@ -35,6 +36,7 @@ class Endpoint:
 
     path: str
     about: str
+    method: str = "POST"
     again: bool = True
     generates: bool = False
     computes: bool = True
@@ -77,10 +79,13 @@ ENDPOINTS: Final = (
     Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
     Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
     Endpoint("/score", "The same as /v1/score.", members=_PAIR),
+    Endpoint("/tokenizer_info", "The tokenizer of a model.", method="GET", computes=False),
 )
 PASSED_THROUGH: Final = {one.path: one for one in ENDPOINTS}
 """Those that one decode engine answers, by path."""
-KNOWN: Final = GENERATION | PASSED_THROUGH.keys()
+LOAD: Final = "/load"
+"""Where each engine says how many requests it has."""
+KNOWN: Final = GENERATION | PASSED_THROUGH.keys() | {LOAD}
 """What the router serves of an engine that lists nothing."""
 OTHER: Final = Endpoint("other", "What else engines list.", again=False)
 """Any other POST below /v1/ that an engine lists."""
@@ -119,7 +124,7 @@ def listed(paths: Mapping[str, object]) -> frozenset[str]:
         if isinstance(methods, dict) and _is_served(methods.get("post"))
     }
     known = KNOWN & paths.keys()
-    return known | others if known else known
+    return known | others if known - {LOAD} else frozenset()
 
 
 def salted(document: Mapping[str, object]) -> frozenset[str]:

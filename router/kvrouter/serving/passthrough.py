@@ -12,6 +12,7 @@ from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -85,8 +86,11 @@ class Passthrough:
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
-        """See `Service`."""
+        """See `Service`. A request without a body names its model in the query."""
         endpoint, kind = endpoint_at(exchange.path), exchange.headers.get("content-type", "")
+        if endpoint.method == "GET":
+            model = parse_qs(exchange.query).get("model", [None])[-1]
+            return Request("chat", b"", {}, model, False, 0, None, 1)
         if endpoint is OTHER and is_form(kind):
             return read_form(exchange.body, kind)
         return _read(exchange.body, endpoint)

@@ -12,10 +12,9 @@ from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, chat, metric, text, until
 from tests.integration.router.test_keys import Keys
 from tests.integration.router.test_models import listed
-from tests.integration.router.test_passthrough import offer, saying
+from tests.integration.router.test_passthrough import POSTED, offer, saying
 
 from kvrouter.engines.engine import Role
-from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.telemetry.request_log import RequestLog
 from kvrouter_store.identity.chain import root_hash
 
@@ -80,7 +79,7 @@ async def test_engines_see_their_models_own_name(
 async def test_every_endpoint_that_one_engine_answers_gets_the_models_own_name(site: Open) -> None:
     here = await site(0, 1, model_alias=["alias=m"])
     offer(here.decode, saying(200, {"answer": 1}))
-    for path in (one.path for one in ENDPOINTS):
+    for path in POSTED:
         assert (await here.post({**text(), "model": "alias", "input": "a"}, path))[0] == 200
     assert {json.loads(body)["model"] for _, body in here.decode[0].posted} == {"m"}
 

@@ -11,17 +11,16 @@ import openai
 import pytest
 from tests.fakes.engine import FakeEngine, engines
 from tests.integration.router.conftest import Open, Site, chat, metric, text, until
-from tests.integration.router.test_passthrough import offer, saying, streaming
+from tests.integration.router.test_passthrough import POSTED, offer, saying, streaming
 
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.probe_client import ProbeClient
-from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.telemetry.request_log import RequestLog
 
-GUARDED = ["/v1/completions", "/v1/chat/completions", *(one.path for one in ENDPOINTS)]
+GUARDED = ["/v1/completions", "/v1/chat/completions", *POSTED]
 OPEN = ["/health", "/ready", "/ping", "/live", "/version", "/metrics", "/openapi.json"]
 
 

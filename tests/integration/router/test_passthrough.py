@@ -18,6 +18,7 @@ from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.openai.response import TRANSFERS
 from kvrouter.telemetry.request_log import RequestLog
 
+POSTED = [one.path for one in ENDPOINTS if one.method == "POST"]
 RESPONSES, MESSAGES, RERANK = "/v1/responses", "/v1/messages", "/rerank"
 Page = Callable[[Exchange], Awaitable[None]]
 
@@ -56,7 +57,7 @@ def streaming(*events: Json, dies: bool = False) -> Page:
 
 def offer(engines: list[FakeEngine], page: Page, *paths: str) -> None:
     for engine in engines:
-        engine.pages.update(dict.fromkeys(paths or [one.path for one in ENDPOINTS], page))
+        engine.pages.update(dict.fromkeys(paths or POSTED, page))
 
 
 def body(**more: Any) -> Json:
@@ -69,7 +70,7 @@ def state(here: Site, engine: FakeEngine) -> BreakerState | None:
     return here.app.core.pool.state(found)
 
 
-@pytest.mark.parametrize("path", [one.path for one in ENDPOINTS])
+@pytest.mark.parametrize("path", POSTED)
 async def test_a_decode_engine_answers_what_it_was_asked(site: Open, path: str) -> None:
     here = await site()
     offer(here.decode, saying(200, {"answer": 1}))

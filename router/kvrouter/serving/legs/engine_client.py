@@ -144,7 +144,7 @@ class EngineClient(Judge):
         fields: bytes = _POST_FIELDS,
         deadlines: Deadlines = _CALL_DEADLINES,
     ) -> tuple[int, bytes]:
-        """Status and body of the answer to a POST that serves no client, within seconds.
+        """Status and body of the answer to a request that is no client's, within seconds.
 
         Raises OSError if no answer came.
         """
@@ -200,7 +200,7 @@ class EngineClient(Judge):
         *,
         once: bool = False,
     ) -> Awaitable[EngineResponse]:
-        """POST to the engine's rank, with its key; UpstreamError: no answer came.
+        """POST `body` to the engine's rank, or GET if it is empty; UpstreamError: no answer came.
 
         once: see `ConnectionPool.send`.
         """
@@ -216,6 +216,7 @@ class EngineClient(Judge):
                 open_connections=self.connections(engine),
                 tls=self.trust.context if engine.server.tls else None,
             )
+        method = "POST" if body else "GET"
         return connections.send(
-            "POST", path, fields=fields, body=(body,), deadlines=deadlines, once=once
+            method, path, fields=fields, body=(body,), deadlines=deadlines, once=once
         )

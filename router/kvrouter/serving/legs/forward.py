@@ -1,16 +1,26 @@
-"""Requests that are no legs, on one engine."""
+"""Requests that are no legs: of a client on one engine, and a page that all engines have."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import orjson
+
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.errors import endpoint_not_served
+from kvrouter.http.bounded_json import bounded
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.openai.endpoints import LOAD
 from kvrouter.serving.legs.engine_client import EngineClient, check_plain
 from kvrouter.serving.legs.failures import failure_of
 
 if TYPE_CHECKING:
+    from kvrouter.engines.pool import EnginePool
+    from kvrouter.http.server.exchange import Exchange
+
     Sent = tuple[str, bytes, bytes]
     """Path, header lines and body."""
 
@@ -39,3 +49,40 @@ async def forward(
     if as_it_is or answer.status < 400 or failure is Failure.REQUEST:
         return answer
     raise await client.not_well(engine, Role.DECODE, answer)
+
+
+@dataclass(eq=False, slots=True)
+class FleetLoad:
+    """Answers /load with the sum of what engines say there, whatever their role and model.
+
+    vLLM's is the number of its requests, 0 without --enable-server-load-tracking
+    (entrypoints/serve/instrumentator/basic.py). Engines that do not say it within seconds are left
+    out; 404 if none does.
+    """
+
+    client: EngineClient
+    pool: EnginePool
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Engines are asked for one client at a time."""
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer a GET."""
+        async with self._turn:
+            joined = [engine for engine in self.pool.all() if engine.identity is not None]
+            told = await asyncio.gather(*map(self._ask, joined))
+        loads = [load for load in told if load is not None]
+        if loads:
+            exchange.respond(200, orjson.dumps({"server_load": sum(loads)}))
+        else:
+            error = endpoint_not_served(LOAD, ())
+            exchange.respond(error.status, error.body())
+
+    async def _ask(self, engine: Engine) -> int | None:
+        if engine.identity is None or not engine.identity.serves(LOAD):
+            return None
+        try:
+            status, body = await self.client.call(engine, LOAD, b"")
+            load = orjson.loads(bounded(body))["server_load"] if status == 200 else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return load if isinstance(load, int) else None
