@@ -23,15 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AccessKeys:
-    """Keys of callers, and keys for engines by `HOST:PORT` (under "" that of all others)."""
+    """Keys of callers, and what the router shows to engines: keys, and a certificate."""
 
     callers: list[Key]
-    engines: Mapping[str, str]
+    engines: Mapping[str, str]  # by `HOST:PORT`; under "" that of all others
+    certificate: bytes  # PEM, with its key; b"": none
 
     @classmethod
     def read(cls, settings: AccessSettings) -> AccessKeys:
         """Read the files, which takes seconds for many keys. ValueError: one cannot be used."""
-        return cls(settings.caller_keys(), settings.engine_keys())
+        return cls(settings.caller_keys(), settings.engine_keys(), settings.engine_certificate())
 
 
 class Access:
@@ -78,6 +79,7 @@ class Access:
             log.error("SIGHUP: the router keeps its keys: %s", error)
 
     def _set(self, keys: AccessKeys) -> None:
+        self.trust.renew(keys.certificate)
         self.ring.follow(keys.callers)
         self.worker_keys.follow(keys.engines)
         self.worker_keys.alone = self.asks

@@ -25,6 +25,8 @@ KEYS: Final = (
     "api_key_file",
     "worker_api_key",
     "worker_api_key_file",
+    "engine_cert_file",
+    "engine_key_file",
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_ca_certs",

@@ -10,8 +10,12 @@ import ssl
 import stat
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from kvrouter_store.system_errors import reason_of
+
+_MOST_BYTES: Final = 1 << 20
+"""Of a certificate and its chain."""
 
 
 def server_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
@@ -72,16 +76,60 @@ def show_certificate(context: ssl.SSLContext, pem: bytes) -> None:
             raise ValueError(f"{reason_of(error)}; give a certificate and its key") from None
 
 
-class Trust:
-    """The TLS of connections to engines, made when the first engine is reached by HTTPS."""
+def read_certificate(certificate: str, key: str) -> bytes:
+    """The text of a certificate that clients show and of its key, as `show_certificate` takes it.
 
-    def __init__(self, authorities: str = "") -> None:
+    Args:
+        certificate: PEM file of the certificate and its chain; of the key too if `key` is "".
+        key: PEM file of its key, without a passphrase.
+
+    Raises:
+        ValueError: a file cannot be used; a sentence that names it.
+    """
+    _check_key(key or certificate)
+    try:
+        pem = b"\n".join(_text(path) for path in (certificate, key) if path)
+        show_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
+    except OSError as error:
+        raise ValueError(f"{certificate}: {reason_of(error)}; give a PEM file") from None
+    except ValueError as error:
+        raise ValueError(f"{' and '.join(filter(None, (certificate, key)))}: {error}") from None
+    return pem
+
+
+class Trust:
+    """The TLS of connections to engines, made when the first engine is reached by HTTPS.
+
+    Args:
+        authorities: PEM file of CAs; "": those that this machine trusts.
+        certificate: what engines are shown that ask for a certificate, with its key; b"": none.
+    """
+
+    def __init__(self, authorities: str = "", certificate: bytes = b"") -> None:
         self._authorities = authorities
+        self._certificate = certificate
 
     @cached_property
     def context(self) -> ssl.SSLContext:
         """For all connections; raises ValueError if the file cannot be used any more."""
-        return client_context(self._authorities)
+        context = client_context(self._authorities)
+        if self._certificate:
+            show_certificate(context, self._certificate)
+        return context
+
+    def renew(self, certificate: bytes) -> None:
+        """Show this certificate from now on, on new connections. ValueError: there is none."""
+        if self._certificate and not certificate:
+            raise ValueError("restart the router to show engines no certificate any more")
+        if certificate != self._certificate:
+            self._certificate = certificate
+            if "context" in self.__dict__:
+                show_certificate(self.context, certificate)
+
+
+def _text(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(_MOST_BYTES)
 
 
 def _trust(context: ssl.SSLContext, path: str, pem: bytes = b"") -> None:

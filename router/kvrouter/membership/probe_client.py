@@ -24,6 +24,9 @@ MAX_ANSWER_BYTES: Final = 4 << 20
 GENERATION_S: Final = 60.0
 """For a request of one token: it waits its turn among the engine's other requests."""
 _SHOWN_BYTES: Final = 200
+_CUT_OFF: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+_CERTIFICATE: Final = " (if it asks for a certificate: --engine-cert-file has one that it trusts)"
+"""In TLS 1.3 a server refuses a certificate, or none, after the handshake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,9 @@ class ProbeClient:
                 f"{path} cannot be reached: {reason}", silent=not (refused or ours), ours=ours
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise ProbeFailed(f"{path}: {error or type(error).__name__}", silent=True) from None
+            cut = engine.server.tls and isinstance(error, _CUT_OFF)
+            said = f"{error or type(error).__name__}{_CERTIFICATE if cut else ''}"
+            raise ProbeFailed(f"{path}: {said}", silent=True) from None
 
 
 def _remedy(status: int) -> str:

@@ -272,16 +272,18 @@ def note(heard: Heard, said: list[object]) -> None:
     heard.named = named  # type: ignore[method-assign]
 
 
-async def test_register_trusts_engines_behind_https_by_their_ca(
+async def test_register_reaches_engines_behind_https_that_ask_for_a_certificate(
     link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar], tmp_path: Path
 ) -> None:
     authority, engine = Authority(tmp_path), FakeEngine()
-    engine.tls = server_context(*authority.sign(), "")
+    engine.tls = server_context(*authority.sign(), authority.ca_file)
+    cert, key = authority.sign("register")
     await engine.start()
     url = f"https://{engine.address}"
     try:
         # The plain address, which the fixture gives too, never answers: it is behind TLS.
-        await sidecar(engine).start("--decode", url, "--engine-ca-file", authority.ca_file)
+        files = "--engine-ca-file", authority.ca_file, "--engine-cert-file", cert
+        await sidecar(engine).start("--decode", url, *files, "--engine-key-file", key)
         async with followed(make_source("redis", SourceContext(link))) as heard:
             await heard.names({url: Role.DECODE})
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.fakes.certificates import Authority
+from tests.fakes.certificates import Authority, Signed
 from tests.fakes.engine import FakeEngine, engines
 from tests.integration.router.conftest import Open, Site, text, until
 from tests.integration.router.test_passthrough import offer, saying
@@ -24,10 +24,10 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def secured(authority: Authority, made: list[FakeEngine]) -> None:
-    """Put engines under TLS, on their ports."""
+def secured(authority: Authority, made: list[FakeEngine], *, asks: bool = False) -> None:
+    """Put engines under TLS, on their ports; some ask for a certificate of the same CA."""
     for engine in made:
-        engine.tls = server_context(*authority.sign(), "")
+        engine.tls = server_context(*authority.sign(), authority.ca_file if asks else "")
 
 
 Behind = Callable[..., Awaitable[Site]]
@@ -38,8 +38,8 @@ async def behind_tls(site: Open, authority: Authority) -> AsyncIterator[Behind]:
     """Opens a router before two engines, so many of them behind HTTPS."""
     async with engines(2) as made:
 
-        async def open_site(count: int, **settings: Any) -> Site:
-            secured(authority, made[:count])
+        async def open_site(count: int, *, asks: bool = False, **settings: Any) -> Site:
+            secured(authority, made[:count], asks=asks)
             for engine in made:
                 engine.manifest = "ab" * 32  # so that its blocks are known, and prompts tokenised
                 await engine.stop()
@@ -84,6 +84,50 @@ async def test_an_engine_that_is_not_trusted_never_joins(
         assert known is not None
         assert "certificate" in (here.app.members.prober.problem(known) or "").lower()
         assert engine.asked == []
+
+
+def shown(signed: Signed) -> dict[str, Any]:
+    """Settings of a router that shows this certificate."""
+    return {"engine_cert_file": signed.cert_file, "engine_key_file": signed.key_file}
+
+
+async def test_an_engine_that_asks_for_a_certificate_gets_it_with_every_request(
+    behind_tls: Behind, authority: Authority
+) -> None:
+    here = await behind_tls(2, asks=True, **shown(authority.sign("router")))
+    offer(here.decode, saying(200, {"answer": 1}), "/rerank")
+    assert (await here.post(text()))[0] == 200
+    assert (await here.post(text(stream=True)))[0] == 200
+    assert (await here.post({"query": "q"}, "/rerank"))[0] == 200
+    assert here.decode[0].requests
+    assert all(engine.asked for engine in (*here.prefill, *here.decode))
+
+
+async def test_an_engine_that_asks_for_a_certificate_says_so_to_a_router_without_one(
+    behind_tls: Behind, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    for settings in ({}, shown(stranger.sign("router"))):
+        here = await behind_tls(2, asks=True, **settings)
+        assert (await here.post(text()))[0] == 503
+        for engine in (*here.prefill, *here.decode):
+            known = here.app.core.pool.find(engine.address)
+            assert known is not None
+            assert "--engine-cert-file" in (here.app.members.prober.problem(known) or "")
+            assert engine.asked == []
+
+
+async def test_a_certificate_that_is_renewed_is_shown_on_new_connections(
+    behind_tls: Behind, authority: Authority, tmp_path: Path
+) -> None:
+    first = Authority(tmp_path, "stranger").sign("router")
+    here = await behind_tls(2, asks=True, **shown(first))
+    assert (await here.post(text()))[0] == 503
+    for old, new in zip(first, authority.sign("router"), strict=True):
+        Path(old).write_bytes(Path(new).read_bytes())
+    here.app.live.follow(here.app.live.now)
+    await until(lambda: here.app.core.pool.engines(Role.DECODE))
+    assert (await here.post(text()))[0] == 200
 
 
 async def test_an_engine_that_changes_to_https_is_another_one(
@@ -144,3 +188,16 @@ def test_an_engine_has_one_name_however_it_is_reached() -> None:
 def test_authorities_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give a PEM file of CAs"):
         RouterSettings(decode=["https://d:1"], engine_ca_file=str(tmp_path / "absent"))
+
+
+def test_a_certificate_that_cannot_be_shown_is_told(tmp_path: Path, authority: Authority) -> None:
+    one, other = authority.sign(), authority.sign()
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"engine_key_file": one.key_file}, "--engine-key-file needs --engine-cert-file FILE"),
+        ({"engine_cert_file": str(tmp_path / "absent")}, "absent: No such file or directory"),
+        (shown(Signed(one.cert_file, other.key_file)), "give a certificate and its key"),
+        ({"engine_cert_file": one.cert_file}, "can be read by others: chmod 600"),
+    )
+    for files, why in wrong:
+        with pytest.raises(ValueError, match=why):
+            RouterSettings(decode=["https://d:1"], **files)

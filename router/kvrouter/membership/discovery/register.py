@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvrouter.credentials.tls import Trust
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
@@ -79,7 +78,7 @@ class Registrar:
 
     def __init__(self, settings: RegisterSettings) -> None:
         self._settings = settings
-        trust = Trust(settings.engine_ca_file)
+        trust = settings.engine_trust()
         self._probe = ProbeClient(trust=trust, timeout_s=settings.health_timeout_s)
         self._link = RedisClient(settings.redis.get_secret_value())
         keys = EntryKeys(settings.redis_prefix)

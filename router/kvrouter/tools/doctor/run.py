@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from kvrouter.credentials.engine_keys import WorkerKeys
-from kvrouter.credentials.tls import Trust
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
@@ -52,8 +51,8 @@ async def examine(
     An engine may take `deadline_s` seconds for one request.
     """
     begun_s = monotonic()
-    keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
-    async with ProbeClient(keys, trust) as probe:
+    keys = WorkerKeys(settings.engine_keys())
+    async with ProbeClient(keys, settings.engine_trust()) as probe:
         ports = ChainMap(settings.bootstrap_ports)
         setup = Setup(settings, host, Families(), probe, deadline_s, ports)
         setup.discovered = await read_sources(setup)
