@@ -213,7 +213,9 @@ def test_a_program_that_is_missing_fails_the_check(
     assert check.main([]) == 1
     assert "there is no envoy; --without envoy leaves it out" in capsys.readouterr().out
     assert check.main(["--without", "envoy"]) == 0
-    assert capsys.readouterr().out.endswith("envoy NOT CHECKED, compose 1, systemd 1: all hold\n")
+    assert capsys.readouterr().out.endswith(
+        "envoy NOT CHECKED, haproxy 1, compose 1, systemd 1: all hold\n"
+    )
 
 
 def _holds(_: object) -> running.Checked:

@@ -1,4 +1,4 @@
-"""Routers behind a real NGINX or Envoy, and their store, are restarted in turn under traffic."""
+"""Routers behind a real NGINX, Envoy or HAProxy, and their store, are restarted under traffic."""
 
 import asyncio
 import json
@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 from tests.fakes.envoy import MISSING as NO_ENVOY
 from tests.fakes.envoy import envoy, envoy_program, until_envoy_sees_all
+from tests.fakes.haproxy import MISSING as NO_HAPROXY
+from tests.fakes.haproxy import haproxy, haproxy_program, until_haproxy_sees_all
 from tests.fakes.nginx import MISSING as NO_NGINX
 from tests.fakes.nginx import nginx, nginx_program
 
@@ -183,6 +185,11 @@ async def at_once(_: Path) -> None:
             *(envoy, until_envoy_sees_all),
             marks=pytest.mark.skipif(envoy_program() is None, reason=NO_ENVOY),
             id="envoy",
+        ),
+        pytest.param(
+            *(haproxy, until_haproxy_sees_all),
+            marks=pytest.mark.skipif(haproxy_program() is None, reason=NO_HAPROXY),
+            id="haproxy",
         ),
     ],
 )

@@ -14,6 +14,9 @@ from tests.deploy.checks.manifests import DEPLOY, ROOT, Json, Overlay
 from tests.deploy.checks.running import Absent, Checked, found, ran
 from tests.fakes.envoy import MISSING as NO_ENVOY
 from tests.fakes.envoy import envoy_program
+from tests.fakes.haproxy import MISSING as NO_HAPROXY
+from tests.fakes.haproxy import configured as haproxy_file
+from tests.fakes.haproxy import haproxy_program
 from tests.fakes.nginx import MISSING as NO_NGINX
 from tests.fakes.nginx import configured, nginx_program
 
@@ -71,6 +74,15 @@ def envoy(_: Sequence[Overlay]) -> Checked:
     return Checked(1, ran(program, "--mode", "validate", "-c", DEPLOY / "envoy.yaml"))
 
 
+def haproxy(_: Sequence[Overlay]) -> Checked:
+    program = haproxy_program()
+    if program is None:
+        raise Absent(NO_HAPROXY)
+    with TemporaryDirectory() as name:
+        path = haproxy_file(Path(name), (8000, 8001), 8080)
+        return Checked(1, ran(program, "-c", "-f", path))
+
+
 def systemd(_: Sequence[Overlay]) -> Checked:
     """Units as systemd reads them, their command lines, and the time to stop."""
     program = found("systemd-analyze", "apt-get install systemd")
@@ -109,6 +121,7 @@ PROGRAMS: dict[str, Callable[[Sequence[Overlay]], Checked]] = {
     "promtool": promtool,
     "nginx": nginx,
     "envoy": envoy,
+    "haproxy": haproxy,
     "compose": compose.check,
     "systemd": systemd,
 }

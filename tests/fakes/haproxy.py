@@ -1,0 +1,75 @@
+"""A real HAProxy on a free port of this host, with the configuration that deploy/ recommends."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.fakes.nginx import PATIENCE_S, until_it_listens
+
+from kvrouter.tools.demo.cluster import free_port
+
+MISSING = "there is no haproxy (apt-get install haproxy)"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.cfg"
+SOCKET = "haproxy.sock"
+"""Where HAProxy tells its state; for tests alone."""
+
+
+def haproxy_program() -> str | None:
+    """The program, or None where it is not installed; Debian has it where only root looks."""
+    return shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+
+
+@asynccontextmanager
+async def haproxy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
+    """The URL of an HAProxy before two routers on these ports; it ends with its context."""
+    program = haproxy_program()
+    assert program is not None, MISSING
+    port = free_port()
+    configuration = configured(folder, routers, port)
+    with (folder / "haproxy.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "-db", "-f", str(configuration)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        await until_it_listens(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def until_haproxy_sees_all(folder: Path) -> None:
+    """Return when health checks have found every router ready."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            reader, writer = await asyncio.open_unix_connection(folder / SOCKET)
+            writer.write(b"show stat kvrouter 4 -1 typed\n")
+            told = (await reader.read()).decode()
+            writer.close()
+            states = [line for line in told.splitlines() if ".status." in line]
+            if len(states) == 2 and all(line.endswith(":UP") for line in states):
+                return
+            await asyncio.sleep(0.1)
+
+
+def configured(folder: Path, routers: Sequence[int], port: int) -> Path:
+    """The file for HAProxy, with these routers in place of those that deploy/ names."""
+    text = CONFIGURATION.read_text()
+    places = {f"router-{k}:8000": f"127.0.0.1:{router}" for k, router in enumerate(routers)}
+    socket = f"global\n    stats socket {folder / SOCKET} mode 600\n"
+    for place, our in {
+        **places,
+        "bind :8080": f"bind 127.0.0.1:{port}",
+        "global\n": socket,
+    }.items():
+        assert text.count(place) == 1, place
+        text = text.replace(place, our)
+    path = folder / "haproxy.cfg"
+    path.write_text(text)
+    return path
