@@ -81,8 +81,8 @@ def chunk_manifests(
     return manifests
 
 
-def gpu_of(parallel: Any, group: int, groups: int, gpus: int) -> tuple[int, int]:
-    """Which part of this host's GPUs, of how many, a cache group of an engine stands for.
+def gpus_of(parallel: Any, groups: int, gpus: int) -> list[tuple[int, int]]:
+    """Of each cache group of an engine, which part of how many of this host's GPUs it stands for.
 
     parallel: vLLM's OffloadingParallelConfig; one process moves the KV of all GPUs of an engine, so
     that data-parallel engines, and the groups of each, share the devices. gpus: of this host.
@@ -90,7 +90,8 @@ def gpu_of(parallel: Any, group: int, groups: int, gpus: int) -> tuple[int, int]
     engines = parallel.data_parallel_size
     if gpus:
         engines = min(engines, max(1, gpus // parallel.world_size))
-    return parallel.data_parallel_index % engines * groups + group, engines * groups
+    first = parallel.data_parallel_index % engines * groups
+    return [(first + group, engines * groups) for group in range(groups)]
 
 
 def _fields(config: Any) -> dict[str, Scalar]:

@@ -45,7 +45,7 @@ from kvrouter_store.connectors.vllm_tier.identity import (
     PART,
     ChunkIdentity,
     chunk_manifests,
-    gpu_of,
+    gpus_of,
     identify,
 )
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
@@ -84,14 +84,12 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         config = offloading_spec.config
         identity = identity or identify(config, settings)
         manifests = chunk_manifests(config, self.block_size_bytes, identity, vllm.__version__)
-        name = identity.engine
-        gpus = torch.accelerator.device_count()
-        of = [gpu_of(config.parallel, k, len(manifests), gpus) for k in range(len(manifests))]
+        self.engine = name = identity.engine
+        gpus = gpus_of(config.parallel, len(manifests), torch.accelerator.device_count())
         self.links = {
             group: StoreLink(settings.client(name, *gpu), manifest, log, engine=name)
-            for (group, manifest), gpu in zip(manifests.items(), of, strict=True)
+            for (group, manifest), gpu in zip(manifests.items(), gpus, strict=True)
         }
-        self.engine = identity.engine
         self._manifests, self._renewals = manifests, 0
         self._update_group = settings.update_group
         self.news = threading.Event()
@@ -102,7 +100,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self.lookups = ChunkLookups(tier_type, self.links, self.news)
         self.node = settings.node
         self._neighbours = Neighbours(
-            lambda node: settings.at(node).client(name, *of[0]), StoreClient.close
+            lambda node: settings.at(node).client(name, *gpus[0]), StoreClient.close
         )
         self._landings = Landings(
             lambda node: settings.at(node).waiter(f"{name}/landings"), self.news, log

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvrouter_store.connectors.vllm_tier.identity import gpu_of
+from kvrouter_store.connectors.vllm_tier.identity import gpus_of
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,5 @@ def test_engines_and_their_groups_share_the_gpus_of_their_host(
 ) -> None:
     index, size, world = engine
     parallel = SimpleNamespace(data_parallel_index=index, data_parallel_size=size, world_size=world)
-    assert gpu_of(parallel, *group, gpus) == expected
+    number, groups = group
+    assert gpus_of(parallel, groups, gpus)[number] == expected
