@@ -1,5 +1,6 @@
 """Kubernetes: watches that end, expire and hang, pages, and what is told of faults."""
 
+import asyncio
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -257,6 +258,22 @@ async def test_odd_pods_are_left_out_and_logged_once(
         f"discovery {PODS}: odd is left out: label kvrouter/role=draft: write prefill, decode, "
         "both, store"
     ]
+
+
+async def test_a_watch_that_breaks_after_each_event_is_tried_ever_less_often(
+    server: KubernetesServer,
+) -> None:
+    server.breaks = True
+    loop, times = asyncio.get_running_loop(), source.Times(first_pause_s=0.02)
+    async with followed(KubernetesSource(PODS, SourceContext(), times=times)) as heard:
+        for number in range(6):
+            await heard.until(lambda: heard.problem is None and heard.words > 0)
+            await server.until_watched()
+            server.put("pods", f"vllm-{number}", **pod(f"10.0.0.{number}"))
+            assert await heard.complains() == "broken"
+            failed = loop.time()
+        await server.until_asked()
+        assert loop.time() - failed >= 0.02 * 2**5 / 2
 
 
 @pytest.mark.parametrize("kind", ["pods", "endpointslices"])
