@@ -245,7 +245,7 @@ class PdEngine:
         self._id_of[id(body)] = exchange.headers.get("x-request-id", "")
         try:
             try:
-                request = parse_request(exchange.body, kind, self._tokenizer, (MODEL,), MAX_LEN)
+                request = parse_request(body, kind, self._tokenizer, (MODEL,), MAX_LEN)
                 self.refuse(body)
                 self._rank_of[id(body)] = self.rank(exchange, body)
             except ApiError as error:

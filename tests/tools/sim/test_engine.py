@@ -204,7 +204,7 @@ async def test_those_that_wait_run_by_priority_where_the_engine_schedules_by_it(
     ran: list[int] = []
 
     async def run(priority: int) -> None:
-        body = json.dumps({"prompt": [1], "priority": priority}).encode()
+        body = {"prompt": [1], "priority": priority}
         request = parse_request(body, "completion", engine.tokenizer, ("tiny",), 100)
         generation = await engine.admit(request)
         ran.append(request.priority)

@@ -155,6 +155,16 @@ async def test_the_openai_client_gets_the_reason_of_an_error(path: Cluster) -> N
         await path.client.completions.create(model="tiny", prompt="Hello", max_tokens=1, n=0)
 
 
+async def test_what_engines_serve_for_agents_comes_through_and_the_rest_is_named(
+    path: Cluster,
+) -> None:
+    said = await path.client.responses.create(model="tiny", input="Hello there")
+    assert said.output_text
+    with pytest.raises(openai.NotFoundError) as refused:
+        await path.client.embeddings.create(model="tiny", input="Hello there")
+    assert refused.value.code == "endpoint_not_served"
+
+
 async def test_many_prompts_are_computed_once_and_said_right(path: Cluster) -> None:
     asked = prompts(seed=1, count=64)
     before = await path.counted(path.decode)

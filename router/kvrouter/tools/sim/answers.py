@@ -33,7 +33,7 @@ def models_body(
 
 @dataclass
 class SimAnswer:
-    """The answer of an engine to one choice."""
+    """The answer of an engine to one choice; its tokens, and what it calls, may be given."""
 
     request: GenerateRequest
     cached_tokens: int
@@ -41,6 +41,9 @@ class SimAnswer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = "length"
+    given: list[int] = field(default_factory=list)
+    function: str = ""
+    call_id: str = field(default_factory=lambda: f"chatcmpl-tool-{uuid4().hex}")
 
 
 class Writer:
@@ -91,9 +94,13 @@ class Writer:
 
     def token(self, index: int, answer: SimAnswer, token: int, text: str, last: bool) -> bytes:
         """The event of one token of a choice; the last one has the reason why it ended."""
-        reason = answer.finish_reason if last else None
+        reason = _reason(answer) if last else None
         choice: dict[str, Any] = {"index": index}
-        if self._chat:
+        if answer.function:
+            more = {"function": {"arguments": text}}
+            call = _call(answer, text) if len(answer.tokens) == 1 else more
+            choice["delta"] = {"tool_calls": [{"index": 0, **call}]}
+        elif self._chat:
             choice["delta"] = {"content": text}
         else:
             choice["text"] = text
@@ -114,11 +121,13 @@ class Writer:
         choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": answer.text}
+            if answer.function:
+                choice["message"] |= {"content": "", "tool_calls": [_call(answer, answer.text)]}
         else:
             choice["text"] = answer.text
         choice |= {
             "logprobs": None,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": _reason(answer),
             "stop_reason": None,
             "token_ids": answer.tokens if asked else None,
         }
@@ -148,6 +157,17 @@ class Writer:
         if request.continuous_usage:
             whole["usage"] = _usage(len(prompt), len(answer.tokens) if answer else 0)
         return sse.event(orjson.dumps(whole))
+
+
+def _reason(answer: SimAnswer) -> str:
+    """As vLLM says it: "stop" after a call of a function that the client named."""
+    form, ended = answer.request.form, answer.finish_reason
+    return "tool_calls" if ended == "stop" and form is not None and form.required else ended
+
+
+def _call(answer: SimAnswer, arguments: str) -> dict[str, Any]:
+    function = {"name": answer.function, "arguments": arguments}
+    return {"id": answer.call_id, "type": "function", "function": function}
 
 
 def _usage(prompt: int, completion: int) -> dict[str, Any]:

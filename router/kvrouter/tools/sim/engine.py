@@ -115,11 +115,14 @@ class SimEngine:
         Raises QueueFull if too many requests wait.
         """
         arrived_s = time.monotonic()
+        form = request.form
+        function, text = form.draw(request.prompt, request.seed) if form else ("", "")
+        given = self.tokenizer.encode(text)
         block_tokens = self.settings.block_size
         tokens = array("I", request.prompt)
         adapter, salt = request.adapter, request.cache_salt
         hashes = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter, cache_salt=salt)
-        answer_tokens = self._answer_tokens(request)
+        answer_tokens = self._answer_tokens(request, len(given))
         contents = hashes
         if salt is not None:
             contents = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter)
@@ -129,7 +132,9 @@ class SimEngine:
         allocation = await self._admission.enter(list(hashes[:usable]), blocks, priority)
         prompt = Prompt(request.prompt, hashes, contents, usable, salt, adapter)
         answer = SimAnswer(request, allocation.cached_blocks * block_tokens, None)
-        if request.max_tokens is None and not request.ignore_eos:
+        answer.function, answer.given = function, given
+        by_itself = request.max_tokens is None and not request.ignore_eos
+        if answer_tokens == len(given) or (by_itself and not given):
             answer.finish_reason = "stop"
         return Generation(
             self,
@@ -202,9 +207,11 @@ class SimEngine:
             spoils=lambda: self._random.random() * 100 < settings.kv_corruption_rate,
         )
 
-    def _answer_tokens(self, request: GenerateRequest) -> int:
-        """The number asked for; else one that a model which stops by itself might have."""
+    def _answer_tokens(self, request: GenerateRequest, given: int) -> int:
+        """The number given or asked for; else one that a model which stops by itself might have."""
         room = self.settings.context_tokens - len(request.prompt)
+        if given:
+            return min(given, room, request.max_tokens or room)
         if request.max_tokens is not None:
             return min(request.max_tokens, room)
         if request.ignore_eos:

@@ -110,7 +110,8 @@ class Generation:
             engine.metrics.first_token.observe(now_s - self.arrived_s)
         self._last_token_s = now_s
         number = self._context.next_number(self._tail, self.answer.request.seed)
-        token = engine.tokenizer.syllable(number)
+        given = self.answer.given
+        token = given[len(self.answer.tokens)] if given else engine.tokenizer.syllable(number)
         text = engine.tokenizer.decode((token,))
         self.answer.tokens.append(token)
         self.answer.text += text

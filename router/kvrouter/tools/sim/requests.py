@@ -13,6 +13,7 @@ import orjson
 
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.openai.request import Kind, checked_salt
+from kvrouter.tools.sim.forms import Form, form_of
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.connectors.vllm_tier.announced import announced
 
@@ -37,6 +38,7 @@ class GenerateRequest:
         adapter: name and path of the LoRA adapter that `model` names, or None.
         priority: lower goes first, if the engine schedules by it.
         source: URL of a store node that has KV which the engine's own may lack, or "".
+        form: what the answer has to be; None for any text.
     """
 
     kind: Kind
@@ -54,6 +56,7 @@ class GenerateRequest:
     adapter: tuple[str, str] | None = None
     priority: int = 0
     source: str = ""
+    form: Form | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -76,10 +79,13 @@ class GenerateRequest:
 
 
 def parse_request(
-    body: bytes, kind: Kind, tokenizer: SimTokenizer, names: tuple[str, ...], max_model_len: int
+    data: Mapping[str, Any],
+    kind: Kind,
+    tokenizer: SimTokenizer,
+    names: tuple[str, ...],
+    max_model_len: int,
 ) -> GenerateRequest:
-    """Read, check and tokenize a request. Raises ApiError with vLLM's status and wording."""
-    data = json_object(body, _no_request)
+    """Check and tokenize a request. Raises ApiError with vLLM's status and wording."""
     _check_stream_options(data)
     _check_unsupported(data)
     model = _model(data, names)
@@ -113,12 +119,13 @@ def parse_request(
         cache_salt=None if salt is None else checked_salt(salt),
         priority=_value(data, "priority", int) or 0,
         source=told.source if told is not None else "",
+        form=form_of(data, kind),
     )
 
 
 def parse_tokenize(body: bytes, tokenizer: SimTokenizer, names: tuple[str, ...]) -> list[int]:
     """The token ids that /tokenize answers for a prompt or a conversation."""
-    data = json_object(body, _no_request)
+    data = json_object(body, no_request)
     _model(data, names)
     if "messages" in data:
         return _chat(data, tokenizer)
@@ -139,7 +146,8 @@ def json_object(body: bytes, refusal: Callable[[str], ApiError]) -> dict[str, An
     return data
 
 
-def _no_request(problem: str) -> ApiError:
+def no_request(problem: str) -> ApiError:
+    """400: the body is no request."""
     return ApiError(400, f"1 validation error:\n  {problem}", kind="Bad Request")
 
 
@@ -169,10 +177,10 @@ def _check_stream_options(data: Mapping[str, Any]) -> None:
 
 def _check_unsupported(data: Mapping[str, Any]) -> None:
     """Refuse what real engines do and the simulator does not."""
-    for name in ("echo", "use_beam_search"):
+    for name in ("echo", "use_beam_search", "background"):
         if _flag(data, name):
             raise bad_request(f"The simulator has no {name}.", name)
-    for name in ("logprobs", "prompt_logprobs", "top_logprobs"):
+    for name in ("logprobs", "prompt_logprobs", "top_logprobs", "previous_response_id"):
         if data.get(name):
             raise bad_request(f"The simulator has no {name}.", name)
 
@@ -295,6 +303,7 @@ def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
         )
     return tokenizer.render_chat(
         messages,
+        data.get("tools"),
         add_generation_prompt=not again and generate is not False,
         continue_final_message=again,
     )

@@ -22,14 +22,21 @@ from kvrouter.http.server.large_blocks import return_large_blocks
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import RouteTable
-from kvrouter.openai.request import Kind
+from kvrouter.openai.endpoints import CHATS, COMPLETIONS, MESSAGES, RESPONSES, WITH_LEGS
+from kvrouter.tools.sim.agents import MessagesWriter, ResponsesWriter, chat_of
 from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
 from kvrouter.tools.sim.block_cache import Event
 from kvrouter.tools.sim.engine import SimEngine
 from kvrouter.tools.sim.events import EventPublisher, Faults
 from kvrouter.tools.sim.failures import FailureInjection
 from kvrouter.tools.sim.generation import Generation
-from kvrouter.tools.sim.requests import GenerateRequest, json_object, parse_request, parse_tokenize
+from kvrouter.tools.sim.requests import (
+    GenerateRequest,
+    json_object,
+    no_request,
+    parse_request,
+    parse_tokenize,
+)
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.rdma.base import RdmaUnavailable
@@ -42,6 +49,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 1.0
 MOST_CLIENTS: Final = Limits().connections
 
+AnyWriter = Writer | MessagesWriter | ResponsesWriter
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -118,21 +126,23 @@ class SimServer:
         self._failures = FailureInjection(
             settings.failure_injection_rate, settings.failure_types, Random(seed)
         )
-        self._handlers = RouteTable[Handler](
-            (
-                ("GET", "/health", self._health),
-                ("GET", "/ping", self._health),
-                ("GET", "/version", self._version),
-                ("GET", "/metrics", self._metrics),
-                ("GET", "/v1/models", self._models),
-                ("POST", "/tokenize", self._tokenize),
-                ("POST", "/reset_prefix_cache", self._reset),
-                ("POST", "/v1/load_lora_adapter", self._load_adapter),
-                ("POST", "/v1/unload_lora_adapter", self._unload_adapter),
-                ("POST", "/v1/completions", self._completions),
-                ("POST", "/v1/chat/completions", self._chat),
-            )
+        self._routes: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/health", self._health),
+            ("GET", "/ping", self._health),
+            ("GET", "/version", self._version),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/v1/models", self._models),
+            ("POST", "/tokenize", self._tokenize),
+            ("POST", "/reset_prefix_cache", self._reset),
+            ("POST", "/v1/load_lora_adapter", self._load_adapter),
+            ("POST", "/v1/unload_lora_adapter", self._unload_adapter),
+            ("POST", COMPLETIONS, self._generate),
+            ("POST", CHATS, self._generate),
+            ("POST", MESSAGES, self._generate),
+            ("POST", RESPONSES, self._generate),
+            ("GET", "/openapi.json", self._openapi),
         )
+        self._handlers = RouteTable[Handler](self._routes)
 
     @property
     def engine(self) -> SimEngine:
@@ -187,13 +197,19 @@ class SimServer:
                 raise ApiError(503, "The engine starts.")
             await self._handlers.find(exchange.method, exchange.path)(exchange)
         except ApiError as error:
-            exchange.respond(error.status, error.body(), headers=error.headers())
+            body = error.body(exchange.path)
+            exchange.respond(error.status, body, headers=error.headers())
 
     async def _health(self, exchange: Exchange) -> None:
         exchange.respond(200)
 
     async def _version(self, exchange: Exchange) -> None:
         exchange.respond(200, orjson.dumps({"version": self.version, "simulator": "kvrouter"}))
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        paths = {path: {method.lower(): dict[str, str]()} for method, path, _ in self._routes}
+        about = {"title": "kvrouter sim", "version": self.version}
+        exchange.respond(200, orjson.dumps({"openapi": "3.1.0", "info": about, "paths": paths}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.engine.metrics.exposition(), content_type=_METRICS_TYPE)
@@ -222,23 +238,26 @@ class SimServer:
         answer = self._adapters.unload(exchange.body)
         exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
-    async def _completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, "completion")
-
-    async def _chat(self, exchange: Exchange) -> None:
-        await self._generate(exchange, "chat")
-
-    async def _generate(self, exchange: Exchange, kind: Kind) -> None:
-        settings, engine = self.settings, self.engine
+    async def _generate(self, exchange: Exchange) -> None:
+        data, path, engine = json_object(exchange.body, no_request), exchange.path, self.engine
+        chat = data if path in WITH_LEGS else chat_of(data, path)
         request = parse_request(
-            exchange.body, kind, engine.tokenizer, self._names, settings.context_tokens
+            chat,
+            "completion" if path == COMPLETIONS else "chat",
+            engine.tokenizer,
+            self._names,
+            self.settings.context_tokens,
         )
         request = replace(request, adapter=self._adapters.find(request.model))
         failure = self._failures.draw()
         if failure is not None:
             engine.metrics.injected.inc()
             raise failure
-        writer = Writer(request, exchange.headers.get("x-request-id"))
+        writer: AnyWriter = Writer(request, exchange.headers.get("x-request-id"))
+        if path == RESPONSES:
+            writer = ResponsesWriter(request, data)
+        elif path == MESSAGES:
+            writer = MessagesWriter(request)
         stream = _Stream(exchange, writer) if request.stream else None
         answers = await _together(
             [self._choice(one, at, stream) for at, one in enumerate(request.choices())]
@@ -270,7 +289,7 @@ class SimServer:
 class _Stream:
     """Writes the tokens of all choices into one stream, as they are generated."""
 
-    def __init__(self, exchange: Exchange, writer: Writer) -> None:
+    def __init__(self, exchange: Exchange, writer: AnyWriter) -> None:
         self._exchange = exchange
         self._writer = writer
 

@@ -4,9 +4,11 @@ Token ids: three special ones, the 256 bytes, then every pair of printable ASCII
 has about half as many tokens as characters, and a prefix of a text has a prefix of its ids.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+_TEXTS = ("text", "name", "arguments", "input", "output", "content")  # of calls and results, too
 IM_START = 1
 IM_END = 2
 _FIRST_BYTE = 3
@@ -53,17 +55,20 @@ class SimTokenizer:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, object]],
+        tools: object = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
         """The prompt of a conversation in ChatML; earlier messages keep their token ids."""
-        tokens: list[int] = []
+        tokens = [IM_START, *self.encode(json.dumps(tools)), IM_END] if tools else []
         for index, message in enumerate(messages):
             head = f"{message.get('role', 'user')}\n"
             tokens.append(IM_START)
             tokens += self.encode(head)
             tokens += self.encode(_text_of(message.get("content")))
+            if calls := message.get("tool_calls"):
+                tokens += self.encode(json.dumps(calls))
             if not (continue_final_message and index == len(messages) - 1):
                 tokens.append(IM_END)
         if add_generation_prompt and not continue_final_message:
@@ -76,5 +81,6 @@ def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        parts = [part for part in content if isinstance(part, dict)]
+        return "".join(str(part[name]) for part in parts for name in _TEXTS if name in part)
     return ""
