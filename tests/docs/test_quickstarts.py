@@ -85,6 +85,23 @@ def test_the_quickstart_of_vllm_has_the_commands_that_the_readmes_test_runs() ->
     assert commands(DOCS / "quickstart-vllm.md", how)[: len(started)] == started
 
 
+def test_the_quickstart_of_vllm_takes_on_cpus_what_the_tests_take() -> None:
+    made = (ROOT / "tests/vllm/make_env.sh").read_text()
+    pins = dict(re.findall(r'^(VLLM|TORCH|UNWANTED)="(.*)"$', made, re.MULTILINE))
+    how = "needs 3.5 GB: tests/vllm/make_env.sh"
+    _made, torch, vllm, unwanted = commands(DOCS / "quickstart-vllm.md", how)
+    assert torch.endswith(f" {pins['TORCH']}+cpu")
+    assert vllm.endswith(f" {pins['VLLM']}")
+    assert unwanted.endswith(f" {pins['UNWANTED']}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_engines_of_a_quickstart_listen_on_this_machine_alone(page: Path) -> None:
+    lines = [line for _, block in blocks(page) for line in block]
+    engines = [line for line in lines if "vllm.entrypoints" in line]  # SGLang's default is this
+    assert all("--host 127.0.0.1 " in line for line in engines)
+
+
 def test_the_quickstart_of_nixl_configures_engines_as_their_test_does() -> None:
     text = (DOCS / "quickstart-nixl.md").read_text()
     configured = [json.loads(each) for each in re.findall(r"'(\{\"kv_connector.*\})'", text)]

@@ -139,9 +139,9 @@ async def _serve(
     with ExitStack() as stack:
         listener = _listen(settings.host, settings.http_port)
         stack.callback(listener.close)
-        server = _start_store(settings, tenants, tls)
+        server, remarks = _start_store(settings, tenants, tls)
         stack.callback(server.stop)
-        stack.enter_context(serving_rdma(server, settings, tenants, opens))
+        no_rdma = stack.enter_context(serving_rdma(server, settings, tenants, opens))
         host = _host_in_url(settings.host)
         url = f"{'kvs' if tls else 'kv'}://{host}:{server.port}"
         http_port = listener.getsockname()[1]
@@ -161,6 +161,9 @@ async def _serve(
             f"pool:{ByteSize(server.stats()['pool_bytes']).human_readable()}",
             flush=True,
         )
+        _log(remarks)
+        if no_rdma:
+            log.info("blocks do not travel over RDMA: %s", no_rdma)
         try:
             await _left(server, settings, signals)
         finally:
@@ -179,7 +182,8 @@ async def _left(server: StoreServer, settings: StoreSettings, signals: Signals) 
 
 def _start_store(
     settings: StoreSettings, tenants: list[TenantToken], tls: TlsContext | None
-) -> StoreServer:
+) -> tuple[StoreServer, list[Advice]]:
+    """A node, and what to say once it is ready."""
     quotas = quotas_of(settings, tenants)
     check_disk(settings)
     raised = raise_limit()
@@ -220,9 +224,9 @@ def _start_store(
     _log(one for one in lacks if one.level >= logging.WARNING)
     server.start()
     log.info("%s", raised)
-    _log(one for one in lacks if one.level < logging.WARNING)
-    _log(placement_notes(placing, server.placed))
-    return server
+    notes = [*placement_notes(placing, server.placed)]
+    _log(one for one in notes if one.level >= logging.WARNING)
+    return server, [one for one in (*lacks, *notes) if one.level < logging.WARNING]
 
 
 def _policy(settings: StoreSettings) -> str:

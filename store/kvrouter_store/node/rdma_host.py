@@ -35,12 +35,13 @@ def serving_rdma(
     settings: StoreSettings,
     tenants: Sequence[TenantToken],
     opens: Opens = open_device,
-) -> Iterator[None]:
+) -> Iterator[str]:
     """Let the connections of a started node attach until this ends.
 
-    With --rdma auto the log gives the reason where there is no RDMA; with --rdma on it is a
-    StartRefused.
+    With --rdma auto it yields the reason why there is no RDMA, else ""; with --rdma on the reason
+    is a StartRefused.
     """
+    no_rdma = ""
     with ExitStack() as stack:
         try:
             if settings.rdma != "off":
@@ -49,8 +50,8 @@ def serving_rdma(
             stack.close()
             if settings.rdma == "on":
                 raise StartRefused(f"--rdma on: {problem}") from None
-            log.info("blocks do not travel over RDMA: %s", problem)
-        yield
+            no_rdma = str(problem)
+        yield no_rdma
 
 
 def _offer(

@@ -100,6 +100,23 @@ def test_a_node_on_a_terminal_writes_plain_lines_of_its_level(tmp_path: Path, le
     assert ("INFO kvrouter_store.node.signals: drained in" in written) == (level == "info")
 
 
+def test_a_node_is_ready_before_it_remarks_on_its_host(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("kvrouter")), "store", "--port", "0"]
+    command += ["--http-port", "0", "--memory", "1MiB", "--unix-socket", str(tmp_path / "t.sock")]
+    limited = ["bash", "-c", 'ulimit -l 8 && exec "$@"', "bash", *command]
+    process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    lines = []
+    while not any("memlock limit of 8.0KiB" in line for line in lines):
+        lines.append(process.stdout.readline().decode())
+        assert lines[-1], lines
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    process.stdout.close()
+    ready = next(at for at, line in enumerate(lines) if line.startswith("kvstore ready"))
+    assert all("open files" in line for line in lines[:ready])
+
+
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
     """A pipe that holds 4 KiB: its read end and its write end."""
