@@ -84,12 +84,8 @@ class Writer:
         """The event before a choice's first token: the role in a chat, else nothing."""
         if not self._chat:
             return b""
-        choice = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._event(choice, None)
 
     def token(self, index: int, answer: SimAnswer, token: int, text: str, last: bool) -> bytes:
@@ -171,8 +167,5 @@ def _call(answer: SimAnswer, arguments: str) -> dict[str, Any]:
 
 
 def _usage(prompt: int, completion: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
-    }
+    whole = prompt + completion
+    return {"prompt_tokens": prompt, "total_tokens": whole, "completion_tokens": completion}

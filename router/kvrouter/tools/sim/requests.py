@@ -79,17 +79,13 @@ class GenerateRequest:
 
 
 def parse_request(
-    data: Mapping[str, Any],
-    kind: Kind,
-    tokenizer: SimTokenizer,
-    names: tuple[str, ...],
-    max_model_len: int,
+    data: Mapping[str, Any], kind: Kind, tokenizer: SimTokenizer, names: tuple[str, ...], most: int
 ) -> GenerateRequest:
     """Check and tokenize a request. Raises ApiError with vLLM's status and wording."""
     _check_stream_options(data)
     _check_unsupported(data)
     model = _model(data, names)
-    max_tokens = _max_tokens(data, kind, max_model_len)
+    max_tokens = _max_tokens(data, kind, most)
     _check_sampling(data, max_tokens)
     n, seed = _samples(data)
     salt = data.get("cache_salt")
@@ -100,7 +96,7 @@ def parse_request(
         rendered, reused = _chat(data, tokenizer), _reused_ids(data)
         prompts = [reused or rendered]
     for prompt in prompts:
-        _check_room(len(prompt), max_model_len, reused=reused is not None)
+        _check_room(len(prompt), most, reused=reused is not None)
     options = data.get("stream_options") or {}
     include_usage = _flag(options, "include_usage")
     told = announced(data.get("kv_transfer_params"))
