@@ -106,7 +106,7 @@ def test_a_node_is_ready_before_it_remarks_on_its_host(tmp_path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -l 8 && exec "$@"', "bash", *command]
     process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     while not any("memlock limit of 8.0KiB" in line for line in lines):
         lines.append(process.stdout.readline().decode())
         assert lines[-1], lines
