@@ -39,7 +39,9 @@ from tests.vllm.test_engines import overwrite_pool
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SERIES = "0.32"  # of make_env.sh
-SIZES = (517, 1537)  # neither they nor what is generated after them ends a block
+# Neither they nor what is generated after them ends a block. The last leaves over more than half of
+# a block of 256.
+SIZES = (517, 1483)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def reported(engine: Engine) -> dict[str, Any]:
 def landings(router: Service) -> dict[str, int]:
     """How landings ended, by the router's own count."""
     text = ask(router.address, "GET", "/metrics", None, 10.0)[1].decode()
+    assert "kvrouter:handoff_missing_total{" not in text
     found = re.findall(r'^kvrouter:landings_total\{outcome="(\w+)"\} (\d+)', text, re.M)
     return {outcome: int(count) for outcome, count in found if int(count)}
 

@@ -73,6 +73,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
+        self._cache = vllm_config.cache_config
+        self._block_tokens = self._cache.block_size
         self._alone = _have_failed_loads_computed(vllm_config)
         config = offloading_config(vllm_config, settings.cpu_bytes_to_use, identity)
         if settings.allow_untested:
@@ -112,7 +114,12 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         """Begin to follow the request. One whose blocks may not be shared moves none.
 
         What another connector fetches from the prefill engine (MultiConnector) is not loaded too.
+
+        Steps end at multiples of the block size, where recurrent states are kept. When all is made,
+        vLLM checks its configuration again (v1/engine/core.py, `_perform_handshakes`), and on a CPU
+        forgets that blocks of a hybrid model are larger than 128 tokens.
         """
+        self._cache.block_size = self._block_tokens
         super().on_new_request(request)
         status = self.scheduler._req_status[request.request_id]
         if not may_share(request) or not self._names.agree(request):
