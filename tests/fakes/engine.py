@@ -35,6 +35,7 @@ class FakeEngine:
         began: every completion's body as it begins.
         left: a mark for every completion whose client left before its end.
         manifest: hex digest that its connector hands over, with the prompt's whole blocks.
+        connector: more of what its connector says, or something else than usual.
         node: URL of the store node that its connector writes to, as it says.
         connections: how many connections were ever made to it.
         piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
@@ -57,6 +58,7 @@ class FakeEngine:
         self.host = host
         self.mode = "ok"
         self.manifest: str | None = None
+        self.connector: Json = {}
         self.waits = False
         self.node: str | None = None
         self.go = asyncio.Event()
@@ -306,6 +308,7 @@ class FakeEngine:
                 told["waits"] = True
             if self.node is not None:
                 told["node"] = self.node
+            told |= self.connector
             answer["kv_transfer_params"] = {"kvstore": told}
         return answer
 

@@ -161,6 +161,7 @@ def line_of(
         attempts=route.attempts,
         shares=len(context.shares) if context.shares else None,
         landed_blocks=route.landed_blocks,
+        nothing_landed=route.nothing_landed,
         queue_ms=ms(queue_s),
         tokenise_ms=ms(tokenise_s),
         plan_ms=ms(plan_s),

@@ -174,7 +174,14 @@ class Metrics(Collector):
         )
         self.handoff_missing = Tally(
             "kvrouter:handoff_missing",
-            "Prefill legs whose answer named no KV although the engine transfers KV.",
+            "Prefill legs after which no block of the prompt came to decode, by cause. The engine "
+            "named no KV (not_named), or put none: its store is away (engine_store_away), its "
+            "memory full (host_memory), its settings or the request forbid it (not_shared), the "
+            "state or window at their end was not kept (no_tail), or it does not say (not_put). "
+            "The prompt has no whole block (short_prompt) or its tokens are not known "
+            "(unknown_tokens). They did not land (timeout, store_away, unknown_manifest), or went "
+            "again (evicted).",
+            ["cause"],
         )
         self.rebound = Tally(
             "kvrouter:decode_rebound",

@@ -53,6 +53,7 @@ class RequestLine(Struct, omit_defaults=True, gc=False):
     attempts: int | None = None
     shares: int | None = None
     landed_blocks: int | None = None
+    nothing_landed: str | None = None
     queue_ms: float | None = None
     tokenise_ms: float | None = None
     plan_ms: float | None = None

@@ -62,7 +62,7 @@ async def test_a_prefill_leg_that_hands_nothing_over_is_recomputed_and_counted(
     nixl(here.prefill)[0].tells = False
     await here.same(ids())
     assert here.decode[0].computed == 2  # its introduction, and this
-    assert await here.metric("kvrouter:handoff_missing_total") == 1
+    assert await here.metric('kvrouter:handoff_missing_total{cause="not_named"}') == 1
 
 
 async def test_hand_offs_do_not_pass_between_families(open_site: Open) -> None:

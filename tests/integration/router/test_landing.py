@@ -1,24 +1,29 @@
 """From the prefill leg to the decode leg through a real node of the store."""
 
 import asyncio
+import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
-from tests.integration.router.conftest import Open, metric, text
+from tests.integration.router.conftest import Json, Open, chat, metric, text
 
 from kvrouter.prefix.stores.base import StoreMatch
 from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter.telemetry.request_log import RequestLog
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 MANIFEST = manifest_of()
 IDS = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))
 HASHES = hash_tokens(array("I", IDS), BLOCK_TOKENS, root=root_hash(None)).data
+MISSING = "kvrouter:handoff_missing_total"
+Prepare = Callable[[list[FakeEngine]], None]
 
 
 @pytest.fixture
@@ -58,11 +63,67 @@ async def test_only_an_engine_with_a_connector_that_names_no_kv_misses_a_hand_of
     await asyncio.to_thread(store_blocks, node, 0)
     here = await site(store=node.url)
     assert (await here.post(text(prompt=IDS)))[0] == 200
-    assert await metric(here, "kvrouter:handoff_missing_total") == 0
+    assert await metric(here, MISSING) == 0
     here = await site(store=node.url, prepare=announce)
     here.prefill[0].manifest = None
     assert (await here.post(text(prompt=IDS)))[0] == 200
-    assert await metric(here, "kvrouter:handoff_missing_total") == 1
+    assert await metric(here, f'{MISSING}{{cause="not_named"}}') == 1
+
+
+def put_none(engines: list[FakeEngine], cause: str | None) -> None:
+    announce(engines)
+    for engine in engines:
+        engine.connector = {"blocks": 0, "cause": cause}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+
+
+@pytest.mark.parametrize(
+    ("cause", "body", "prepare"),
+    [
+        ("not_put", text(prompt=IDS), lambda engines: put_none(engines, None)),
+        ("host_memory", text(prompt=IDS), lambda engines: put_none(engines, "host_memory")),
+        ("not_put", text(prompt=IDS), lambda engines: put_none(engines, "a new one")),
+        ("short_prompt", text(prompt="Hello"), lambda engines: put_none(engines, None)),
+        ("unknown_tokens", chat(messages=[{"role": "user", "content": [PICTURE]}]), announce),
+        ("timeout", text(prompt=IDS), announce),
+    ],
+)
+async def test_a_prefill_leg_after_which_nothing_landed_is_counted_and_logged_with_its_cause(
+    site: Open, node: StoreProcess, cause: str, body: Json, prepare: Prepare
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 0)
+    written = BytesIO()
+    here = await site(
+        store=node.url,
+        landing_timeout_s=0.05,
+        prepare=prepare,
+        lines=RequestLog(written, plain=False),
+    )
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    assert (await here.post(body, path))[0] == 200
+    assert await metric(here, f'{MISSING}{{cause="{cause}"}}') == 1
+    await here.app.close()
+    assert json.loads(written.getvalue())["nothing_landed"] == cause
+
+
+async def test_what_the_store_had_and_lost_since_is_told_apart(
+    site: Open, node: StoreProcess
+) -> None:
+    def lose() -> None:
+        with StoreClient(node.url) as client:
+            assert client.delete(MANIFEST, HASHES[:64]) == 2
+
+    await asyncio.to_thread(store_blocks, node, 2)
+    here = await site(store=node.url, policy="prefix", landing_timeout_s=0.05, prepare=announce)
+    here.prefill[0].mode = "held"
+    task = asyncio.create_task(here.post(text(prompt=IDS)))
+    await here.prefill[0].next_began()
+    await asyncio.to_thread(lose)
+    here.prefill[0].go.set()
+    assert (await task)[0] == 200
+    assert await metric(here, f'{MISSING}{{cause="evicted"}}') == 1
 
 
 async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(

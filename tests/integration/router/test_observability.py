@@ -61,6 +61,7 @@ NAMED = SimpleNamespace(
         "route.attempts": 6,
         "shares": [None] * 7,
         "route.landed_blocks": 8,
+        "route.nothing_landed": "timeout",
         "timing.waited_s": 0.001,
         "timing.tokenising_s": 0.002,
         "timing.planned_s": 10.006,
@@ -91,6 +92,7 @@ NAMED = SimpleNamespace(
         "attempts": 6,
         "shares": 7,
         "landed_blocks": 8,
+        "nothing_landed": "timeout",
         "queue_ms": 1.0,
         "tokenise_ms": 2.0,
         "plan_ms": 3.0,
@@ -303,7 +305,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
     assert set(RequestLine.__struct_fields__) == documented_fields()
-    without = {"key", "trace_id", "version", "shares", "landed_blocks", "error"}
+    without = {"key", "trace_id", "version", "shares", "landed_blocks", "nothing_landed", "error"}
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
 

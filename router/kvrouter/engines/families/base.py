@@ -39,6 +39,23 @@ class LegOrder(StrEnum):
         return self in (LegOrder.HANDED, LegOrder.CONCURRENT)
 
 
+class NothingLanded(StrEnum):
+    """Why no block of a prompt came to decode by its prefill leg; a label of the metrics."""
+
+    NOT_NAMED = "not_named"  # the answer names no KV: no connector is active, or it refuses
+    SHORT_PROMPT = "short_prompt"  # it has no whole block before its last token
+    UNKNOWN_TOKENS = "unknown_tokens"  # so that its blocks have no names
+    TIMEOUT = "timeout"  # of the landing
+    STORE_AWAY = "store_away"
+    UNKNOWN_MANIFEST = "unknown_manifest"  # the store knows no engine that writes such blocks
+    EVICTED = "evicted"  # what the store had went before decode could load it
+    NOT_PUT = "not_put"  # the engine put nothing, and says no more
+    ENGINE_STORE_AWAY = "engine_store_away"  # the engine does not reach it
+    NOT_SHARED = "not_shared"  # the engine's settings, or the request, forbid it
+    HOST_MEMORY = "host_memory"  # the engine had no room for blocks on their way to the store
+    NO_TAIL = "no_tail"  # it kept no state, or no whole window, where the last block ends
+
+
 class BadAnswer(Exception):
     """An engine's answer breaks its family's protocol; `Failure.ANSWER`."""
 
@@ -56,6 +73,7 @@ class Handoff:
     manifest: str | None = None  # hex digest; None without the store's connector
     groups: tuple[CacheGroup, ...] = ()
     blocks: int = 0  # leading blocks of the prompt that are or will be in the store
+    cause: NothingLanded = NothingLanded.NOT_PUT  # why they are none
     block_tokens: int = 0  # 0: unknown
     root: bytes | None = None  # of the engine's block hashes
     refusal: str | None = None
@@ -66,6 +84,14 @@ class Handoff:
     reused_tokens: int | None = None  # the same, None where the engine does not say it
     missing: bool = False  # the engine was to say where its KV can be fetched, and did not
     fields: bytes | None = None  # header lines for the decode leg, instead of the request's
+
+    def none_promised(self, blocks: int) -> NothingLanded:
+        """Why none of the `blocks` that it promises can be awaited."""
+        if blocks:
+            return NothingLanded.UNKNOWN_TOKENS
+        tokens = self.prompt_tokens
+        short = tokens is not None and tokens <= (self.block_tokens or tokens)
+        return NothingLanded.SHORT_PROMPT if short else self.cause
 
 
 @dataclass(frozen=True, slots=True)

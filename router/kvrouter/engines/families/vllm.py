@@ -15,7 +15,7 @@ import orjson
 
 from kvrouter._native import find_token_ids
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, NothingLanded
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
@@ -24,6 +24,8 @@ from kvrouter_store.connection.address import parse_url
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvrouter.engines.families.base import Changes, PendingKv
     from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.parameter_table import ParameterTable
@@ -39,6 +41,7 @@ IDS_KEY: Final = "prompt_token_ids"
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,9})"', re.M)
 _BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d{1,12})"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
+_CAUSES: Final[Mapping[str, NothingLanded]] = {str(cause): cause for cause in NothingLanded}
 _RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d{1,9})"', re.M)
 
 log = logging.getLogger(__name__)
@@ -160,6 +163,7 @@ class Vllm(Family):
             manifest=store.get("manifest") or None,
             groups=tuple(map(_group, store.get("groups") or ())),
             blocks=max(0, int(store.get("blocks") or 0)),
+            cause=_CAUSES.get(str(store.get("cause")), NothingLanded.NOT_PUT),
             block_tokens=max(0, int(store.get("block_tokens") or 0)),
             root=root,
             refusal=str(store["refusal"])[:500] if store.get("refusal") else None,

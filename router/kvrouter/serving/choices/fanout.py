@@ -154,6 +154,7 @@ def _joined_route(routes: list[Route]) -> Route:
         hit_engine=sum(route.hit_engine for route in routes),
         hit_store=sum(route.hit_store for route in routes),
         landed_blocks=sum(landed) if landed else None,
+        nothing_landed=_joined(route.nothing_landed for route in routes),
     )
 
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Engine, HashDomain
+from kvrouter.engines.families.base import NothingLanded
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.inputs import hash_prompt
@@ -38,18 +39,19 @@ class LandingWaiter:
             fetches its KV from `prefill`, or if there is nothing that could be awaited.
         """
         if handoff.missing:
-            self.metrics.handoff_missing[()] += 1
+            self._nothing(context, NothingLanded.NOT_NAMED)
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
         if self.store is None or context.timing.first_s or handoff.transfer_params is not None:
             return 0
         manifest, blocks = self.store.promised(handoff, prefill.identity)
         if manifest is None:
             if prefill.manifest is not None:
-                self.metrics.handoff_missing[()] += 1
+                self._nothing(context, NothingLanded.NOT_NAMED)
             return 0
         hashes = self._hashes(context, handoff)
         upto = min(blocks, len(hashes) // HASH_BYTES)
         if not upto:
+            self._nothing(context, handoff.none_promised(blocks))
             return self._missing(context, handoff, 0) if handoff.manifest is not None else 0
         begun_s, node = monotonic(), handoff.node or prefill.node
         landing = await self._awaited(context, manifest, upto, node)
@@ -59,6 +61,10 @@ class LandingWaiter:
         context.landed(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
+        if not landing.blocks:
+            late = landing.outcome is LandingOutcome.TIMEOUT
+            gone = late and context.prompt.held(manifest).at(node)
+            self._nothing(context, NothingLanded.EVICTED if gone else landing.outcome)
         return self._missing(context, handoff, context.route.landed_blocks or 0)
 
     def loadable_anywhere(self, context: RequestContext) -> bool:
@@ -146,6 +152,11 @@ class LandingWaiter:
         context.route.landed = held.landed(landing.node, landing.blocks)
         context.held.keep(landing.lease)
         return landing
+
+    def _nothing(self, context: RequestContext, cause: str) -> None:
+        """Note why no block of a prompt comes after its prefill leg."""
+        self.metrics.handoff_missing[cause] += 1
+        context.route.nothing_landed = str(cause)
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.

@@ -111,6 +111,7 @@ class Route:
     hit_engine: int = 0  # tokens of the prompt that the decode engine held at the plan
     hit_store: int = 0  # tokens beyond these that the store held
     landed_blocks: int | None = None  # leading blocks that landed; None: no landing was awaited
+    nothing_landed: str | None = None  # why no block did after the last prefill leg
     landed: StoreMatch | None = None  # what the store holds since then, if it has several nodes
 
     @property

@@ -72,6 +72,7 @@ def _answer(context: RequestContext) -> Attributes:
         "kvrouter.hit_store_tokens": context.route.hit_store,
         "kvrouter.cached_tokens": context.route.cached_tokens,
         "kvrouter.landed_blocks": context.route.landed_blocks,
+        "kvrouter.nothing_landed": context.route.nothing_landed,
         "kvrouter.error": context.outcome.error[:_MAX_CHARS] if context.outcome.error else None,
     }
     return {name: value for name, value in found.items() if value is not None}

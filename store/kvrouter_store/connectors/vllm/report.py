@@ -13,6 +13,7 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     `waits`: it can be asked before its KV has landed. `node`: its own node of the store.
     `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
     needs where they end. They are none while the store is away: the router would wait in vain.
+    `cause`: why they are none, in the router's words (`NothingLanded`).
 
     status: vLLM's state of the request; None where it never began.
     """
@@ -30,13 +31,18 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
         for config in configs
     ]
     groups.sort(key=lambda group: group["reach"] is not None)
+    blocks, cause = 0, "engine_store_away"
+    if not tier.away:
+        blocks, cause = (0, "not_put") if status is None else _promised(scheduler, status, unit)
     about = {
         "manifest": groups[0]["manifest"],
-        "blocks": 0 if status is None or tier.away else _promised(scheduler, status, unit),
+        "blocks": blocks,
         "block_tokens": unit,
         "root": next(iter(tier.links.values())).manifest.spec.root,
         "waits": True,
     }
+    if not blocks:
+        about["cause"] = cause
     if tier.node:
         about["node"] = tier.node
     if len(groups) > 1 or groups[0]["reach"] is not None:
@@ -44,8 +50,10 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     return about
 
 
-def _promised(scheduler: Any, status: Any, block_tokens: int) -> int:
-    """Leading blocks that the store has been given, or has been found to have."""
+def _promised(scheduler: Any, status: Any, block_tokens: int) -> tuple[int, str]:
+    """Leading blocks that the store has been given, or has been found to have; why none."""
+    if status.max_offload_tokens == 0:
+        return 0, "not_shared"
     given = list(zip(scheduler.config.kv_group_configs, status.group_states, strict=True))
     blocks = min(state.next_stored_chunk_idx for _, state in given)
     tails = [
@@ -53,8 +61,8 @@ def _promised(scheduler: Any, status: Any, block_tokens: int) -> int:
         for config, state in given
         if config.sliding_window_size_in_chunks is not None
     ]
-    if not tails:
-        return int(blocks)
+    if not blocks or not tails:
+        return int(blocks), "host_memory"
     # A tail is kept where a hit of the same prompt ends: one token is always left to compute.
     blocks = min(blocks, (status.req.num_prompt_tokens - 1) // block_tokens)
     held, loaded = (
@@ -64,5 +72,5 @@ def _promised(scheduler: Any, status: Any, block_tokens: int) -> int:
     for reach, keys in tails:
         for key in keys[max(0, blocks - reach) : blocks]:
             if key not in loaded and held.lookup(key, status.req_context).name == "MISS":
-                return 0
-    return int(blocks)
+                return 0, "no_tail"
+    return int(blocks), "host_memory"

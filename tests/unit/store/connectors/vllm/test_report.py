@@ -41,6 +41,7 @@ def told(
         group_states=[state(each.group_idx, given) for each in groups],
         req=SimpleNamespace(num_prompt_tokens=prompt),
         req_context=None,
+        max_offload_tokens=more.get("most"),
     )
     links = {
         each.group_idx: SimpleNamespace(
@@ -91,6 +92,15 @@ def test_nothing_is_promised_of_a_tail_that_was_not_kept() -> None:
 
 def test_nothing_is_promised_while_the_store_is_away() -> None:
     assert told(group(0, None), away=True)["blocks"] == 0
+
+
+def test_an_engine_that_put_nothing_says_why() -> None:
+    groups = group(0, None), group(1, 2)
+    assert "cause" not in told(*groups)
+    assert told(*groups, away=True)["cause"] == "engine_store_away"
+    assert told(*groups, most=0)["cause"] == "not_shared"
+    assert told(*groups, given=0)["cause"] == "host_memory"
+    assert told(*groups, lost=frozenset({"1/2"}))["cause"] == "no_tail"
 
 
 def test_blocks_that_are_named_by_a_part_of_them_are_not_matched() -> None:
