@@ -14,8 +14,7 @@ from kvrouter.access.callers import caller_of
 from kvrouter.admission.work import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
-from kvrouter.http.server.encoded import HEADER as ENCODED
-from kvrouter.http.server.encoded import decode
+from kvrouter.http.server import encoded
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
 from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.request import UNREAD, Request, priority
@@ -101,7 +100,7 @@ class RequestHandler:
             self.observer.enter(context)
         admitted = False
         try:
-            if self.gates or ENCODED in exchange.headers:
+            if self.gates or encoded.HEADER in exchange.headers:
                 await self._prepare(context)
             admitted = self.queue_wait.enter()
             if not admitted:
@@ -143,8 +142,8 @@ class RequestHandler:
 
     async def _prepare(self, context: RequestContext) -> None:
         """What few requests need before their turn."""
-        if ENCODED in context.exchange.headers:
-            await decode(context.exchange)
+        if encoded.HEADER in context.exchange.headers:
+            await encoded.decode(context.exchange)
         if self.gates:
             await self._pass_gates(context)
 

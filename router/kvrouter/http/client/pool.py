@@ -74,8 +74,7 @@ class ConnectionPool:
             fields: header lines of this request, each with its line end; not checked.
             body: pieces of the body, sent one after another without being joined.
             deadlines: for connecting and for the first byte.
-            once: it must not be sent again where a kept connection had gone stale, as the engine
-                may have begun with it (RFC 9110 9.2.2): a new connection takes it.
+            once: never send it again, as after a stale connection (RFC 9110 9.2.2): use a new one.
 
         Raises:
             UpstreamError: the engine could not be reached or gave no answer in time. A cancelled

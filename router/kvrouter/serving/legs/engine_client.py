@@ -200,10 +200,7 @@ class EngineClient(Judge):
         *,
         once: bool = False,
     ) -> Awaitable[EngineResponse]:
-        """POST `body` to the engine's rank, or GET if it is empty; UpstreamError: no answer came.
-
-        once: see `ConnectionPool.send`.
-        """
+        """POST to the engine's rank, GET without a body; UpstreamError: no answer came."""
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
         fields = self.worker_keys.shown(engine.server.address, fields)

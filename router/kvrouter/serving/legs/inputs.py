@@ -125,9 +125,8 @@ class InputsBuilder:
         if self.needs_hashes and prompt.hashable and known and prompt.tokens is None:
             body = family.tokenize_body(request)
             since_s = monotonic()
-            salt = request.cache_salt
             prompt.tokens = await self.tokens.tokens(
-                decode, context.model, body, request.text, salt
+                decode, context.model, body, request.text, request.cache_salt
             )
             context.tokenised(since_s)
         if identity is not None and _is_too_long_a_chat(context, identity):
@@ -151,12 +150,11 @@ class InputsBuilder:
     async def _match_store(self, prompt: PromptFacts, upto: int, decode: Sequence[Engine]) -> None:
         """Note what the store holds of the first blocks, by manifest of the engines."""
         chain = (prompt.hashes or b"")[: upto * HASH_BYTES]
-        if self.store is None or not chain:
-            return
-        manifests = {e.manifest for e in decode if e.manifest is not None}
-        questions = [self.store.match(m, chain, prompt.origin) for m in manifests]
-        found = await gather(*questions) if len(questions) > 1 else [await q for q in questions]
-        prompt.stored = dict(zip(manifests, found, strict=True))
+        if self.store is not None and chain:
+            manifests = {e.manifest for e in decode if e.manifest is not None}
+            asked = [self.store.match(m, chain, prompt.origin) for m in manifests]
+            found = await gather(*asked) if len(asked) > 1 else [await each for each in asked]
+            prompt.stored = dict(zip(manifests, found, strict=True))
 
     def computed(self, engine: Engine, prompt: PromptFacts) -> None:
         """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""
