@@ -41,7 +41,7 @@ READ: Final[dict[str, Json]] = {
     "priority": _INTEGER,
 }
 """Schemas of the members that the router itself reads; engines know those of the others."""
-_ERRORS: Final = (400, 404, 405, 408, 413, 429, 431, 501, 502, 503, 504)
+_ERRORS: Final = (400, 404, 405, 408, 413, 415, 429, 431, 501, 502, 503, 504)
 """Errors of requests that engines answer."""
 _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("/v1/completions", "completion", "prompt", "Complete a prompt."),

@@ -133,3 +133,16 @@ async def test_a_client_without_a_key_has_nothing_decoded(site: Open) -> None:
     here = await site(api_key=["sk-1"])
     status, _, _ = await here.post(b"no gzip", **{"content-encoding": "gzip"})
     assert status == 401
+
+
+async def test_the_admin_api_takes_plain_bodies_alone(site: Open) -> None:
+    here = await site(admin=True)
+    sent = {"content-type": "application/json", "content-encoding": "gzip"}
+    status, _, answer = await here.post(gzip.compress(b'{"url": "http://d:1"}'), "/workers", **sent)
+    assert (status, "Content-Encoding" in json.loads(answer)["error"]["message"]) == (415, True)
+
+
+async def test_the_document_of_the_router_names_the_refusal(site: Open) -> None:
+    here = await site()
+    document = json.loads((await here.get("/openapi.json"))[1])
+    assert "415" in document["paths"][COMPLETIONS]["post"]["responses"]
