@@ -260,3 +260,27 @@ def test_it_lists_its_endpoints(sim: LiveSim) -> None:
     for path in ("/v1/responses", "/v1/messages", "/v1/chat/completions", "/tokenize"):
         assert "post" in paths[path]
     assert "/v1/embeddings" not in paths
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/messages", {"messages": ASKED, "system": "Be brief.", "max_tokens": 4}),
+        ("/v1/responses", {"input": "Will it rain?", "instructions": "Be brief."}),
+    ],
+)
+def test_an_engine_that_scales_out_renders_the_prompt_that_it_computes(
+    path: str, asked: dict[str, Any]
+) -> None:
+    with LiveSim(SimSettings(model="tiny", port=0, enable_scale_out=True)) as sim:
+        _, rendered = ask(sim, f"{path}/render", **asked)
+        _, answer = ask(sim, path, **asked)
+        listed = json.loads(sim.ask("GET", "/openapi.json")[1])["paths"]
+        assert ask(sim, f"{path}/render", **{**asked, "model": "none"})[0] == 404
+    assert len(rendered["token_ids"]) == answer["usage"]["input_tokens"] > 8
+    assert rendered["features"] is None
+    assert f"{path}/render" in listed
+
+
+def test_an_engine_renders_nothing_unless_it_scales_out(sim: LiveSim) -> None:
+    assert ask(sim, "/v1/responses/render", input="Will it rain?")[0] == 404

@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
 import orjson
 import uvloop
@@ -46,6 +47,7 @@ VLLM_VERSION = "0.32.0"
 _EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 _PLAIN_TYPE = "text/plain; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_RENDER = "/render"
 _GRACE_S = 1.0
 MOST_CLIENTS: Final = Limits().connections
 
@@ -142,6 +144,10 @@ class SimServer:
             ("POST", RESPONSES, self._generate),
             ("GET", "/openapi.json", self._openapi),
         )
+        if settings.enable_scale_out:
+            self._routes += tuple(
+                ("POST", f"{path}{_RENDER}", self._render) for path in (MESSAGES, RESPONSES)
+            )
         self._handlers = RouteTable[Handler](self._routes)
 
     @property
@@ -238,17 +244,26 @@ class SimServer:
         answer = self._adapters.unload(exchange.body)
         exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
-    async def _generate(self, exchange: Exchange) -> None:
-        data, path, engine = json_object(exchange.body, no_request), exchange.path, self.engine
-        chat = data if path in WITH_LEGS else chat_of(data, path)
+    async def _render(self, exchange: Exchange) -> None:
+        data = json_object(exchange.body, no_request)
+        request = self._request(data, exchange.path.removesuffix(_RENDER))
+        answer = {"request_id": uuid4().hex, "token_ids": request.prompt, "features": None}
+        exchange.respond(200, orjson.dumps({**answer, "model": request.model}))
+
+    def _request(self, data: Mapping[str, Any], path: str) -> GenerateRequest:
+        """What a body asks for at a path. Raises ApiError."""
         request = parse_request(
-            chat,
+            data if path in WITH_LEGS else chat_of(data, path),
             "completion" if path == COMPLETIONS else "chat",
-            engine.tokenizer,
+            self.engine.tokenizer,
             self._names,
             self.settings.context_tokens,
         )
-        request = replace(request, adapter=self._adapters.find(request.model))
+        return replace(request, adapter=self._adapters.find(request.model))
+
+    async def _generate(self, exchange: Exchange) -> None:
+        data, path, engine = json_object(exchange.body, no_request), exchange.path, self.engine
+        request = self._request(data, path)
         failure = self._failures.draw()
         if failure is not None:
             engine.metrics.injected.inc()

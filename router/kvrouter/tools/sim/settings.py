@@ -140,6 +140,11 @@ class SimSettings(RdmaSettings, Settings):
         "of answers wait for the step, as one device does. Otherwise requests slow each other "
         "down only by --time-factor-under-load.",
     )
+    enable_scale_out: bool = Field(
+        default=False,
+        description="Serve /v1/messages/render and /v1/responses/render, as vLLM does by this "
+        "flag: the router then sends messages and responses through both legs.",
+    )
     log_level: LogLevel = Field(default="info", description="Lowest severity that the engine logs.")
 
     store: StoreUrl = Field(
