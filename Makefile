@@ -68,14 +68,17 @@ stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py hol
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter_store._core -o build/stubs/_core.pyi
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter._native -o build/stubs/_native.pyi
 
-# Each version with the hashes of all its files, so that they hold for aarch64 too.
-LOCK = uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-  --custom-compile-command 'make lock'
-lock: ## renew deploy/*.lock: what the image installs, what builds it, and what builds the wheel for engines
+# Each version with the hashes of all its files, so that they hold for aarch64 too; those of tests need none.
+LOCKED = uv pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28
+LOCK = $(LOCKED) --generate-hashes --custom-compile-command 'make lock'
+CLIENTS = $(wildcard tests/clients/python/with_*.py)
+lock: ## renew deploy/*.lock: what the image installs, what builds it, and what builds the wheel for engines; tests/clients/
 	$(LOCK) --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store \
 	  --output-file deploy/requirements.lock pyproject.toml
 	printf '%s\n' build cmake nanobind ninja scikit-build-core | $(LOCK) --output-file deploy/build.lock -
 	$(LOCK) --output-file deploy/wheels.lock wheels/requirements.txt
+	for script in $(CLIENTS); do $(LOCKED) --no-annotate --no-header --output-file "$${script%.py}.lock" "$$script"; done
+	cd tests/clients/node && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
 IMAGE = docker build -f deploy/Dockerfile --build-arg REVISION="$$(git rev-parse HEAD)" \
   --build-arg VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' store/pyproject.toml)"
