@@ -143,8 +143,9 @@ def _names_salt(schema: Mapping[str, object], schemas: Mapping[str, object]) -> 
     kinds = schema.get("anyOf")
     if isinstance(kinds, list) and kinds:
         return all(isinstance(kind, dict) and _names_salt(kind, schemas) for kind in kinds)
-    name = str(schema.get("$ref", "")).rpartition("/")[2]
-    return "cache_salt" in _inner(schemas, name, "properties")
+    name = schema.get("$ref")
+    named = _inner(schemas, name.rpartition("/")[2]) if isinstance(name, str) else schema
+    return "cache_salt" in _inner(named, "properties")
 
 
 def _inner(value: object, *names: str) -> Mapping[str, object]:

@@ -1,10 +1,12 @@
 """`--salt-from-key`: what one tenant has asked is found by no other one."""
 
 import json
+import re
 from array import array
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from pydantic import ValidationError
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
@@ -12,8 +14,11 @@ from tests.integration.router.conftest import Open, Site, chat, metric, text
 from tests.integration.router.test_keys import Keys
 from tests.integration.router.test_passthrough import offer, saying
 
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.serving.request.caller_salt import derived
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 PROMPT = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))
@@ -113,6 +118,37 @@ async def test_what_reads_no_salt_is_refused_and_reaches_no_engine(site: Open, k
         assert (await here.post(asked, path, **keys.bearer("one")))[0] == 200
         if path == CLASSIFY:
             assert json.loads(here.decode[0].posted[0][1]) == asked | more
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_simulated_engines_reuse_what_the_same_tenant_has_asked(
+    keys: Keys, path: str
+) -> None:
+    said = " ".join(map(str, range(200)))
+    body = {"model": "m", "max_tokens": 1, "max_output_tokens": 1, "prompt": said, "input": said}
+    body["messages"] = [{"role": "user", "content": said}]
+    sim = SimServer(SimSettings(model="m", port=0))
+    app = build(
+        RouterSettings(
+            decode=[f"127.0.0.1:{await sim.start()}"],
+            port=0,
+            api_key_file=keys.write(one="", two=""),
+            salt_from_key=True,
+        )
+    )
+    port, reused = await app.start(), []
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+            for name in ("one", "two", "one", "two"):
+                async with http.post(path, json=body, headers=keys.bearer(name)) as answer:
+                    told = re.search(r'"cache\w*tokens": ?(\d+)', await answer.text())
+                    assert told is not None, await answer.text()
+                    reused.append(int(told[1]))
+    finally:
+        await app.close()
+        await sim.close()
+    assert reused == [0, 0, reused[3], reused[2]]
+    assert reused[2] > 0
 
 
 async def test_a_server_that_may_drop_a_salt_gets_no_prompt(site: Open, keys: Keys) -> None:

@@ -23,7 +23,14 @@ from kvrouter.http.server.large_blocks import return_large_blocks
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import RouteTable
-from kvrouter.openai.endpoints import CHATS, COMPLETIONS, MESSAGES, RESPONSES, WITH_LEGS
+from kvrouter.openai.endpoints import (
+    CHATS,
+    COMPLETIONS,
+    GENERATION,
+    MESSAGES,
+    RESPONSES,
+    WITH_LEGS,
+)
 from kvrouter.tools.sim.agents import MessagesWriter, ResponsesWriter, chat_of
 from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
 from kvrouter.tools.sim.block_cache import Event
@@ -47,6 +54,12 @@ VLLM_VERSION = "0.32.0"
 _EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 _PLAIN_TYPE = "text/plain; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SALTED: Final[dict[str, object]] = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"properties": {"cache_salt": {}}}}},
+    },
+}
+"""That the body at a path may have a `cache_salt`, as a router wants to know."""
 _RENDER = "/render"
 _GRACE_S = 1.0
 MOST_CLIENTS: Final = Limits().connections
@@ -213,7 +226,10 @@ class SimServer:
         exchange.respond(200, orjson.dumps({"version": self.version, "simulator": "kvrouter"}))
 
     async def _openapi(self, exchange: Exchange) -> None:
-        paths = {path: {method.lower(): dict[str, str]()} for method, path, _ in self._routes}
+        paths = {
+            path: {method.lower(): _SALTED if path.removesuffix(_RENDER) in GENERATION else {}}
+            for method, path, _ in self._routes
+        }
         about = {"title": "kvrouter sim", "version": self.version}
         exchange.respond(200, orjson.dumps({"openapi": "3.1.0", "info": about, "paths": paths}))
 

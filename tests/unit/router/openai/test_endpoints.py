@@ -62,6 +62,7 @@ SCHEMAS = {
     ("schema", "reads"),
     [
         (SALTED, True),
+        (SCHEMAS["Salted"], True),
         (PLAIN, False),
         ({"anyOf": [SALTED, SALTED]}, True),
         ({"anyOf": [SALTED, PLAIN]}, False),  # whichever kind the body is, it must count
