@@ -107,7 +107,7 @@ def _takes_legs(request: Request) -> bool:
     vLLM's /render does not probe what "disabled" thinking is for a model (anthropic/serving.py
     does). Tools that the engine calls itself make several prompts of a request, and other things.
     """
-    if request.raw("stream") not in (None, b"true", b"false"):  # vLLM takes 1 and "yes" too
+    if request.raw("stream") not in (None, b"true", b"false"):  # the engine refuses it
         return False
     try:
         thinking = orjson.loads(request.raw("thinking") or b"null")

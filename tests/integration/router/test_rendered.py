@@ -196,7 +196,7 @@ async def test_a_decode_engine_that_drops_a_request_before_its_answer_is_replace
 @pytest.mark.parametrize(
     "more",
     [
-        {"stream": 1},
+        {"stream": "perhaps"},
         {"thinking": {"type": "disabled"}},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tools": 5},
