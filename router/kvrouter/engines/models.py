@@ -58,6 +58,9 @@ class ModelNames:
     def resolve(self, asked: str | None, path: str) -> str:
         """The model or alias that a request for `path` means.
 
+        One that names none means what engines take it for: the first model of each, if that is the
+        same at all; the others are further names and adapters.
+
         Raises:
             ApiError: 404: it is unknown. 400: the request names none, and there are several. 503:
                 no model is known at all.
@@ -72,9 +75,10 @@ class ModelNames:
         serving = [model for model, found in known.items() if _serve(found, path)]
         if not serving:
             raise endpoint_not_served(path, ())
-        if len(serving) > 1:
+        first = {identity.models[0] for model in serving for _, identity in known[model]}
+        if len(serving) > 1 and len(first) > 1:
             raise bad_request("Name the `model`: several are served.", "model")
-        return serving[0]
+        return serving[0] if len(serving) == 1 else first.pop()
 
     def meant(self, asked: str | None, path: str) -> str:
         """The model as far as is known by now, for counts; else "": such as of an alias."""

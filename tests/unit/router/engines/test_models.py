@@ -132,6 +132,14 @@ def test_a_request_that_names_no_model_means_the_only_one_that_is_known(fleet: F
     assert fleet.names.resolve(None, COMPLETIONS) == "a"
 
 
+def test_without_a_name_the_first_is_meant_if_engines_agree_on_it(fleet: Fleet) -> None:
+    fleet.serve(1, "a", "also", "adapter")
+    fleet.serve(2, "a", "other adapter")
+    assert fleet.names.resolve(None, COMPLETIONS) == "a"
+    fleet.serve(3, "b")
+    assert fleet.status(None) == 400
+
+
 def test_an_endpoint_that_no_engine_of_the_model_has_is_a_404(fleet: Fleet) -> None:
     fleet.pool.join(fleet.engine(0), Identity(("a",), endpoints=frozenset((COMPLETIONS,))))
     fleet.pool.join(fleet.engine(1), Identity(("e",), generates=False))
