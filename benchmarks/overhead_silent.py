@@ -36,7 +36,14 @@ class _UntimedRelay(relay.Relay):
     """A relay that does not time events."""
 
     def __init__(
-        self, exchange: Any, answer: Any, _: Any, tidy: Any, *, every: bool = False
+        self,
+        exchange: Any,
+        answer: Any,
+        _: Any,
+        tidy: Any,
+        *,
+        every: bool = False,
+        content: Any = nothing,
     ) -> None:
         self._exchange = exchange
         self._answer = answer
@@ -44,8 +51,10 @@ class _UntimedRelay(relay.Relay):
         self._feed.watch(*MARKS)
         self._tidy = tidy
         self._every = every
-        self._begun = self._whole = False
+        self._begun = self._whole = self._split = False
         self._buffer = EventBuffer()
+        self._content = None
+        content()
 
 
 def silence() -> None:

@@ -122,7 +122,7 @@ async def test_what_one_engine_answers_goes_to_the_engine_that_has_its_prefix(
     [
         (saying(200, {"usage": {"output_tokens": 4}}), True),
         (saying(400, {"error": {"message": "no", "code": 400}}), False),
-        (streaming({"type": "a"}, dies=True), True),
+        (streaming({"type": "a"}, name=b"content_block_delta", dies=True), True),
         (drop, False),
     ],
     ids=["computed", "refused", "begun", "broken"],

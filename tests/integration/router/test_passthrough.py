@@ -40,11 +40,11 @@ async def hang(exchange: Exchange) -> None:
     await asyncio.Event().wait()
 
 
-def streaming(*events: Json, dies: bool = False) -> Page:
+def streaming(*events: Json, name: bytes = b"x", dies: bool = False) -> Page:
     async def page(exchange: Exchange) -> None:
         exchange.start(200, SSE_HEADERS)
         for event in events:
-            exchange.write(b"event: x\ndata: %b\n\n" % json.dumps(event).encode())
+            exchange.write(b"event: %b\ndata: %b\n\n" % (name, json.dumps(event).encode()))
         if dies:
             exchange.write(b'data: {"half')
             await exchange.drain()

@@ -114,7 +114,7 @@ async def test_what_needs_the_whole_prompt_where_it_is_decoded_takes_one_leg(sit
         (text(prompt=[1, -1]), 400, "prompt", 400),
         (text(prompt=[1, 2**32]), 400, "prompt", 400),
         (text(prompt=None), 400, "prompt", 400),
-        (text(stream="yes"), 400, "stream", 400),
+        (text(stream="perhaps"), 400, "stream", 400),
         (text(stream_options={"include_usage": True}), 400, "stream_options", 400),
         (text(max_tokens=0), 400, "max_tokens", 400),
         (text(max_tokens="five"), 400, "max_tokens", 400),

@@ -46,15 +46,15 @@ async def test_times_between_events_are_those_of_the_model(site: Open) -> None:
 
     async def page(exchange: Exchange) -> None:
         exchange.start(200, SSE_HEADERS)
-        exchange.write(b"data: 1\n\n")
+        exchange.write(b"event: response.output_text.delta\ndata: 1\n\n")
         await seen.wait()
-        exchange.write(b"data: 2\n\n")
+        exchange.write(b"event: response.output_text.delta\ndata: 2\n\n")
         exchange.end()
 
     offer(here.decode, page, RESPONSES)
     body = {"model": "other-model", "input": "a", "stream": True}
     async with here.http.post(here.url(RESPONSES), json=body) as answer:
-        assert await answer.content.readline() == b"data: 1\n"
+        assert await answer.content.readline() == b"event: response.output_text.delta\n"
         seen.set()
         await answer.read()
     name = "kvrouter:inter_token_latency_seconds_count"

@@ -117,7 +117,7 @@ class SimEngine:
         arrived_s = time.monotonic()
         form = request.form
         function, text = form.draw(request.prompt, request.seed) if form else ("", "")
-        given = self.tokenizer.encode(text)
+        given = self.tokenizer.encode(text) if text else []
         block_tokens = self.settings.block_size
         tokens = array("I", request.prompt)
         adapter, salt = request.adapter, request.cache_salt

@@ -299,7 +299,7 @@ def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
         )
     return tokenizer.render_chat(
         messages,
-        data.get("tools"),
+        tools=data.get("tools"),
         add_generation_prompt=not again and generate is not False,
         continue_final_message=again,
     )

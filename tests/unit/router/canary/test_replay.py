@@ -55,7 +55,7 @@ class Replaying:
         request = parse(BODY, "completion", 1)
         return Sample("id", request, "m", self.engine, None, b"", None, (1, 2, 3), self.clock())
 
-    async def send(self, engine: Engine, *_: object) -> Any:
+    async def send(self, engine: Engine, *_: object, **__: object) -> Any:
         assert engine is self.engine
         self.asked += 1
         return SimpleNamespace(status=200, coding=None, read=self._read)

@@ -95,7 +95,7 @@ def test_a_list_beside_embeddings_stays_one_request() -> None:
         ({"prompt": ["a"] * 22, "n": 3}, "prompt", "exceeds the maximum allowed count of 21"),
         ({"n": 65}, "n", "at most 64"),
         ({"n": 0}, "n", "at least 1"),
-        ({"n": "2"}, "n", "integer"),
+        ({"n": "two"}, "n", "integer"),
         ({"n": 2, "seed": 1.5}, "seed", "integer"),
     ],
 )
