@@ -1,7 +1,6 @@
 // Shared by the bindings of kvrouter_store._core: Python buffers, digests, parts of the module.
 #pragma once
 
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
@@ -38,8 +37,8 @@ class Buffer {
 inline constexpr size_t kKeepGilBytes = 4096;
 
 // Releases the GIL for its scope, if that is worth it. A daemon thread that wants it back after the
-// interpreter's end stays here: before 3.14 Python ends such a thread by an exception, which C++
-// would end the process for.
+// interpreter's end stays here: before 3.14 Python ends such a thread by an unwinding, which must
+// not leave a destructor, nor be caught and forgotten.
 class ReleaseGil {
  public:
   explicit ReleaseGil(bool worth) : state_(worth ? PyEval_SaveThread() : nullptr) {}
@@ -47,7 +46,7 @@ class ReleaseGil {
     if (state_ == nullptr) return;
     try {
       PyEval_RestoreThread(state_);
-    } catch (abi::__forced_unwind&) {
+    } catch (...) {
       for (;;) pause();
     }
   }
