@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from tests.fakes.nginx import PATIENCE_S, until_it_listens
+from tests.fakes.balancer import PATIENCE_S, balancer, placed
 
 from kvrouter.tools.demo.cluster import free_port
 
@@ -34,21 +34,10 @@ async def envoy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
     program = envoy_program()
     assert program is not None, MISSING
     port = free_port()
-    configuration = _configured(folder, routers, port)
-    with (folder / "envoy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(program, "-c", configuration, "--concurrency", "1", "--use-dynamic-base-id"),
-            *("--admin-address-path", folder / ADMIN),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        await until_it_listens(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
+    command = (program, "-c", _configured(folder, routers, port), "--concurrency", "1")
+    more = ("--use-dynamic-base-id", "--admin-address-path", folder / ADMIN)
+    async with balancer(folder / "envoy.log", port, *command, *more) as url:
+        yield url
 
 
 async def until_envoy_sees_all(folder: Path) -> None:
@@ -71,14 +60,12 @@ async def until_envoy_sees_all(folder: Path) -> None:
 
 
 def _configured(folder: Path, routers: Sequence[int], port: int) -> Path:
-    text = CONFIGURATION.read_text()
     places = {"address: 0.0.0.0, port_value: 8080": f"address: 127.0.0.1, port_value: {port}"}
     for k, router in enumerate(routers):
         ours = f"address: 127.0.0.1, port_value: {router}"
         places[f"address: router-{k}, port_value: 8000"] = ours
-    for place, our in places.items():
-        assert text.count(place) == 1, place
-        text = text.replace(place, our)
     path = folder / "envoy.yaml"
-    path.write_text(f"admin: {{address: {{socket_address: {ANY_PORT}}}}}\n{text}")
+    path.write_text(
+        f"admin: {{address: {{socket_address: {ANY_PORT}}}}}\n{placed(CONFIGURATION, places)}"
+    )
     return path

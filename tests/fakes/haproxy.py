@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.fakes.nginx import PATIENCE_S, until_it_listens
+from tests.fakes.balancer import PATIENCE_S, balancer, placed
 
 from kvrouter.tools.demo.cluster import free_port
 
@@ -28,20 +28,9 @@ async def haproxy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
     program = haproxy_program()
     assert program is not None, MISSING
     port = free_port()
-    configuration = configured(folder, routers, port)
-    with (folder / "haproxy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(program, "-db", "-f", str(configuration)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        await until_it_listens(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
+    command = (program, "-db", "-f", configured(folder, routers, port))
+    async with balancer(folder / "haproxy.log", port, *command) as url:
+        yield url
 
 
 async def until_haproxy_sees_all(folder: Path) -> None:
@@ -60,16 +49,9 @@ async def until_haproxy_sees_all(folder: Path) -> None:
 
 def configured(folder: Path, routers: Sequence[int], port: int) -> Path:
     """The file for HAProxy, with these routers in place of those that deploy/ names."""
-    text = CONFIGURATION.read_text()
     places = {f"router-{k}:8000": f"127.0.0.1:{router}" for k, router in enumerate(routers)}
-    socket = f"global\n    stats socket {folder / SOCKET} mode 600\n"
-    for place, our in {
-        **places,
-        "bind :8080": f"bind 127.0.0.1:{port}",
-        "global\n": socket,
-    }.items():
-        assert text.count(place) == 1, place
-        text = text.replace(place, our)
+    places["bind :8080"] = f"bind 127.0.0.1:{port}"
+    places["global\n"] = f"global\n    stats socket {folder / SOCKET} mode 600\n"
     path = folder / "haproxy.cfg"
-    path.write_text(text)
+    path.write_text(placed(CONFIGURATION, places))
     return path

@@ -1,17 +1,17 @@
 """A real NGINX on a free port of this host, with the configuration that deploy/ recommends."""
 
-import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.fakes.balancer import balancer, placed
+
 from kvrouter.tools.demo.cluster import free_port
 
 MISSING = "there is no nginx (apt-get install nginx)"
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"
-PATIENCE_S = 20.0
 AROUND = """
 {user}
 daemon off;
@@ -42,44 +42,18 @@ async def nginx(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
     program = nginx_program()
     assert program is not None, MISSING
     port = free_port()
-    configuration = configured(folder, routers, port)
-    with (folder / "nginx.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(program, "-p", str(folder), "-e", "stderr", "-c", str(configuration)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=log,
-        )
-    try:
-        await until_it_listens(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
+    file = configured(folder, routers, port)
+    command = (program, "-p", folder, "-e", "stderr", "-c", file)
+    async with balancer(folder / "nginx.log", port, *command) as url:
+        yield url
 
 
 def configured(folder: Path, routers: Sequence[int], port: int) -> Path:
     """The file for NGINX, with these routers in place of those that deploy/ names."""
-    text = CONFIGURATION.read_text()
     places = {f"router-{k}:8000": f"127.0.0.1:{router}" for k, router in enumerate(routers)}
-    for place, our in {**places, "listen 80;": f"listen 127.0.0.1:{port};"}.items():
-        assert text.count(place) == 1, place
-        text = text.replace(place, our)
+    text = placed(CONFIGURATION, {**places, "listen 80;": f"listen 127.0.0.1:{port};"})
     (folder / "kvrouter.conf").write_text(text)
     user = "user root;" if os.geteuid() == 0 else ""
     whole = folder / "nginx.conf"
     whole.write_text(AROUND.format(folder=folder, user=user))
     return whole
-
-
-async def until_it_listens(port: int) -> None:
-    """Return when something accepts connections on the port."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            await writer.wait_closed()
-            return
