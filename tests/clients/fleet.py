@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vllm.engines import ask, free_port
-from tests.vllm.services import Service, start_router, start_store
+from tests.vllm.services import Service, start_http, start_router, start_store
 
 MODEL = "sim"
 
@@ -70,13 +70,7 @@ def start_engine(folder: Path, name: str, *flags: str) -> Service:
             *flags,
         ),
     ]
-    service = Service.start(name, command, folder)
-    service.address, service.url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"
-    try:
-        return service.wait_http(service.address, "/health")
-    except BaseException:
-        service.stop()
-        raise
+    return start_http(name, command, folder, port)
 
 
 def value(service: Service, name: str, label: str = "") -> float:

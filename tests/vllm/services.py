@@ -152,7 +152,12 @@ def start_router(
         *("--decode", *decode, "--drain-delay", "0", *flags),
         *(("--store", store_url) if store_url is not None else ()),
     ]
-    service = Service.start("router", command, folder)
+    return start_http("router", command, folder, port)
+
+
+def start_http(name: str, command: Sequence[Any], folder: Path, port: int) -> Service:
+    """A process that answers HTTP at this port, ready."""
+    service = Service.start(name, command, folder)
     service.address, service.url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"
     try:
         return service.wait_http(service.address, "/health")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import orjson
@@ -63,19 +64,26 @@ class FleetLoad:
     client: EngineClient
     pool: EnginePool
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Engines are asked for one client at a time."""
+    _told: list[int] = field(default_factory=list, init=False)
+    _told_s: float = field(default=float("-inf"), init=False)  # when that was asked for
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer a GET."""
+        """Answer a GET. Clients that come while engines are asked share what is asked after it."""
+        came_s = monotonic()
         async with self._turn:
-            joined = [engine for engine in self.pool.all() if engine.identity is not None]
-            told = await asyncio.gather(*map(self._ask, joined))
-        loads = [load for load in told if load is not None]
-        if loads:
-            exchange.respond(200, orjson.dumps({"server_load": sum(loads)}))
+            if self._told_s < came_s:
+                asked_s = monotonic()
+                self._told, self._told_s = await self._ask_all(), asked_s
+        if self._told:
+            exchange.respond(200, orjson.dumps({"server_load": sum(self._told)}))
         else:
             error = endpoint_not_served(LOAD, ())
             exchange.respond(error.status, error.body())
+
+    async def _ask_all(self) -> list[int]:
+        joined = [engine for engine in self.pool.all() if engine.identity is not None]
+        told = await asyncio.gather(*map(self._ask, joined))
+        return [load for load in told if load is not None]
 
     async def _ask(self, engine: Engine) -> int | None:
         if engine.identity is None or not engine.identity.serves(LOAD):
