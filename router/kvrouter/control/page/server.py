@@ -19,7 +19,7 @@ GRACE_S: Final = 2.0
 """For answers in flight when it closes; idle connections close at once."""
 LIMITS: Final = Limits(
     connections=64,
-    backlog=16,  # without a descriptor left, asyncio tries all of them in a row
+    backlog=16,
     refused=16,
     handshakes=32,
     body_bytes=1 << 20,
@@ -35,7 +35,10 @@ class WebServer(HttpServer):
 
     def __init__(self, handler: Handler) -> None:
         most = connections(LIMITS.connections, 1)
-        super().__init__(handler, replace(LIMITS, connections=most))
+        # asyncio accepts a whole backlog in each turn of its loop, and closes what is refused some
+        # turns later: four of them are open at a time.
+        backlog = LIMITS.backlog if most == LIMITS.connections else LIMITS.backlog // 4
+        super().__init__(handler, replace(LIMITS, connections=most, backlog=backlog))
 
     async def close(self, grace_s: float = GRACE_S) -> None:
         """As `HttpServer.close`."""

@@ -64,6 +64,13 @@ def test_a_request_with_two_lengths_is_refused(node: StoreProcess, framing: str)
     assert b"HTTP/1.1 200" not in answer
 
 
+def _answers(node: StoreProcess) -> bool:
+    try:
+        return ask(node, "/healthz")[0] == 200
+    except OSError:  # of too many connections that are refused, the oldest end at once
+        return False
+
+
 def test_strangers_at_the_http_port_leave_descriptors_for_clients(tmp_path: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     node = StoreProcess(tmp_path)
@@ -73,7 +80,7 @@ def test_strangers_at_the_http_port_leave_descriptors_for_clients(tmp_path: Path
             stranger = strangers.enter_context(socket.socket())
             stranger.setblocking(False)
             stranger.connect_ex(("127.0.0.1", node.http_port))
-        assert eventually(lambda: ask(node, "/healthz")[0] == 200)  # the silent give way
+        assert eventually(lambda: _answers(node))  # the silent give way
         with StoreClient(node.url, transport="tcp", deadline_s=5) as client:
             assert put_chain(client, MANIFEST, chain_of(2)) == 2
     assert "Too many open files" not in node.log
