@@ -6,11 +6,16 @@ Only these methods take and give back, so that nothing is lost when another come
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import Grant, RecomputeBudget
     from kvrouter.prefix.groups import Leases
+
+
+MARGIN_S: Final = 5.0
+"""Before the end of a lease: KV that is older may be gone, or a decode engine has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +29,13 @@ class Pinned:
 class HeldResources:
     """Each thing once. Its owner must `release` it; what comes later is given back at once.
 
-    Attributes:
-        pinned: kept for a decode engine that has not answered yet; freed by `Releases`.
+    A pin is no part of that: `Releases` asks the engine to free what is pinned.
     """
 
-    __slots__ = ("_grant", "_lease", "_over", "pinned")
+    __slots__ = ("_grant", "_lease", "_over", "_pinned")
 
     def __init__(self) -> None:
-        self.pinned: Pinned | None = None
+        self._pinned: Pinned | None = None
         self._lease: Leases | None = None
         self._grant: Grant | None = None
         self._over = False
@@ -45,6 +49,20 @@ class HeldResources:
     def grant_tokens(self) -> int | None:
         """Tokens that its decode engine may compute, which should have been loaded; None: none."""
         return self._grant.tokens if self._grant is not None else None
+
+    @property
+    def pinned(self) -> Pinned | None:
+        """What a prefill engine keeps for a decode engine that has not answered yet."""
+        return self._pinned
+
+    def pin(self, params: bytes, lease_s: float) -> None:
+        """A prefill engine keeps what `params` fetch, for `lease_s` from now on."""
+        self._pinned = Pinned(params, monotonic() + lease_s - MARGIN_S)
+
+    def unpin(self) -> Pinned | None:
+        """Forget what was pinned, and return it: it was fetched, or its engine is to free it."""
+        pinned, self._pinned = self._pinned, None
+        return pinned
 
     def keep(self, lease: Leases | None) -> None:
         """Hold `lease` in place of an earlier one."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kvrouter.engines.families import uses_store
 from kvrouter.routing.rendezvous import in_order
 
 if TYPE_CHECKING:
@@ -39,6 +41,22 @@ class RouteInputs:
     model: str | None = None  # the requested model or adapter; None: any
 
 
+class PlanReason(StrEnum):
+    """Why a prompt has a prefill leg, or none: for log lines and the label of a metric."""
+
+    PREFILL = "prefill"
+    LITTLE_MISSING = "little missing"
+    NO_PREFILL_ENGINE = "no prefill engine"
+    NOT_SPLITTABLE = "not splittable"
+    NOT_RENDERED = "not rendered"
+    REFUSED = "refused"
+    SHARES_NO_KV = "shares no KV"
+    FAMILIES_DIFFER = "families differ"
+    MANIFESTS_DIFFER = "manifests differ"
+    ADAPTERS_DIFFER = "adapters differ"
+    SAME_ENGINE = "same engine"
+
+
 @dataclass(slots=True)
 class Plan:
     """Where the legs go. A change makes a new one (`dataclasses.replace`)."""
@@ -46,11 +64,13 @@ class Plan:
     prefill: Engine | None  # None: decode computes what is missing
     decode: Engine
     missing_tokens: int  # those that a prefill leg would spare the decode engine
-    why: str
-    """The reason, for the log line and a metric's label: "prefill", "little missing", "no prefill
-    engine", "not splittable", "families differ", "manifests differ", "adapters differ", "shares no
-    KV" or "same engine"."""
+    why: PlanReason
     computed_tokens: int = 0  # those that the engine which computes the prompt will compute
+
+    @property
+    def lacks_prefill(self) -> bool:
+        """Whether the prompt would have a prefill leg if an engine were there to do it."""
+        return self.why is PlanReason.NO_PREFILL_ENGINE
 
 
 def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
@@ -76,7 +96,7 @@ def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequ
 
 def cut_off(inputs: RouteInputs, engine: Engine) -> bool:
     """Whether `engine` can put no KV into the store: its node is away."""
-    return engine.family == "store" and engine.node in inputs.away
+    return uses_store(engine.family) and engine.node in inputs.away
 
 
 def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.splice import splice
 from kvrouter.openai.endpoints import MESSAGES, RESPONSES
 from kvrouter.openai.request import Request, parse
+from kvrouter.routing.plan import PlanReason
 from kvrouter.serving.legs.failures import Refused
 
 if TYPE_CHECKING:
@@ -45,23 +46,23 @@ class RenderedLegs:
     orchestrator: Orchestrator
     sink: ResponseSink  # takes the answer
 
-    async def run(self, context: RequestContext) -> str | None:
-        """Answer a request; else say why one engine has to, as `Plan.why`, with nothing done.
+    async def run(self, context: RequestContext) -> PlanReason | None:
+        """Answer a request; else say why one engine has to, with nothing done.
 
         Raises:
             ApiError, Refused: as `Orchestrator.run`; Refused by a decode engine alone.
         """
         path, model = context.exchange.path, context.model
         if path not in RENDERED or not self.pool.engines(Role.PREFILL, model):
-            return "no prefill engine"
+            return PlanReason.NO_PREFILL_ENGINE
         decode = self.pool.engines(Role.DECODE, model)
         if not decode or not all(self._renders(engine, path) for engine in decode):
-            return "not rendered"
+            return PlanReason.NOT_RENDERED
         if not _takes_legs(context.request):
-            return "not splittable"
+            return PlanReason.NOT_SPLITTABLE
         tokens = await self._tokens(context, decode)
         if tokens is None:
-            return "not rendered"
+            return PlanReason.NOT_RENDERED
         endpoint, context.endpoint = context.endpoint, None
         context.request = replace(context.request, path=path)
         context.prompt.tokens = tokens
@@ -72,7 +73,7 @@ class RenderedLegs:
             if refused.leg is not Role.PREFILL or context.answering:
                 raise
             context.endpoint = endpoint  # a decode engine refuses it in this endpoint's own words
-            return "refused"
+            return PlanReason.REFUSED
         return None
 
     def _renders(self, engine: Engine, path: str) -> bool:

@@ -155,7 +155,7 @@ def line_of(
         hit_store_tokens=route.hit_store,
         cached_tokens=route.cached_tokens,
         generated=outcome.generated,
-        plan=route.plan.why if route.plan is not None else None,
+        plan=context.why,
         prefill=route.prefill_engine,
         decode=route.decode_engine,
         attempts=route.attempts,

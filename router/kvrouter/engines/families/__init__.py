@@ -6,6 +6,7 @@ import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
+from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.mooncake import Mooncake, MooncakeLegacy
 from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.openai_server import OpenAiServer
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 else:
     Connector = Literal[(AUTO, *FAMILIES)]
 """Values of `--kv-connector`."""
+
+
+def uses_store(family: str | None) -> bool:
+    """Whether engines of the family share KV through a store; None: no family is known yet."""
+    return family is not None and FAMILIES[family].order is LegOrder.STORE
 
 
 class Families:

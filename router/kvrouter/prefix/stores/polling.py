@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
+from kvrouter.engines.families import uses_store
 from kvrouter.prefix.groups import Leases
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.prefix.stores.http_peer import ANSWER_S
@@ -114,7 +115,7 @@ class PollingView:
 
     async def joins(self, identity: Identity) -> Identity:
         """See `StoreView`. What cannot be asked for gets no name."""
-        able = identity.family == "store" and identity.block_tokens
+        able = uses_store(identity.family) and identity.block_tokens
         return self.catalogue.named(identity) if able else identity
 
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
-from kvrouter.routing.plan import Plan, RouteInputs, computed_tokens, cut_off, missing_tokens
+from kvrouter.routing.plan import (
+    Plan,
+    PlanReason,
+    RouteInputs,
+    computed_tokens,
+    cut_off,
+    missing_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,33 +83,33 @@ def decide(
     """
     missing = missing_tokens(inputs, decode)
 
-    def alone(why: str) -> Plan:
+    def alone(why: PlanReason) -> Plan:
         computed = computed_tokens(inputs, decode) if inputs.learnt else missing
         return Plan(None, decode, missing, why, computed)
 
     if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
-            return alone("not splittable")
+            return alone(PlanReason.NOT_SPLITTABLE)
         if not missing or decode.computing_tokens + missing <= inputs.prefill_threshold:
-            return alone("little missing")
+            return alone(PlanReason.LITTLE_MISSING)
     prefill: Sequence[Engine] = inputs.prefill
     if inputs.away:  # what is computed there reaches no other engine
         prefill = [engine for engine in prefill if not cut_off(inputs, engine)]
     if not prefill:
-        return alone("no prefill engine")
+        return alone(PlanReason.NO_PREFILL_ENGINE)
     able = partners(prefill, decode, inputs.model)
     if not able:
         return alone(_why_alone(prefill, decode))
     chosen = choose(able)
-    return Plan(chosen, decode, missing, "prefill", computed_tokens(inputs, chosen))
+    return Plan(chosen, decode, missing, PlanReason.PREFILL, computed_tokens(inputs, chosen))
 
 
-def _why_alone(prefill: Sequence[Engine], decode: Engine) -> str:
+def _why_alone(prefill: Sequence[Engine], decode: Engine) -> PlanReason:
     identity = decode.identity
     if identity is not None and (identity.refusal is not None or not identity.can_split):
-        return "shares no KV"
+        return PlanReason.SHARES_NO_KV
     if all(engine.family != decode.family for engine in prefill):
-        return "families differ"
+        return PlanReason.FAMILIES_DIFFER
     if partners(prefill, decode):
-        return "adapters differ"
-    return "same engine" if decode in prefill else "manifests differ"
+        return PlanReason.ADAPTERS_DIFFER
+    return PlanReason.SAME_ENGINE if decode in prefill else PlanReason.MANIFESTS_DIFFER

@@ -147,7 +147,7 @@ def _joined_route(routes: list[Route]) -> Route:
     plans = [route.plan for route in routes if route.plan is not None]
     landed = [route.landed_blocks for route in routes if route.landed_blocks is not None]
     return Route(
-        plan=replace(plans[0], why=_joined(plan.why for plan in plans) or "") if plans else None,
+        plan=plans[0] if plans else None,
         prefill_engine=_joined(route.prefill_engine for route in routes),
         decode_engine=_joined(route.decode_engine for route in routes),
         attempts=sum(route.attempts for route in routes),

@@ -16,7 +16,6 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
-from kvrouter.serving.legs.release import Releases, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.release import Releases
     from kvrouter.serving.request.context import RequestContext, ResponseSink
 
     _Left = tuple[RouteInputs, Plan, ApiError | Refused | None]
@@ -101,7 +101,7 @@ class ConcurrentLegs:
             problem = failed
             if failed.engine is plan.decode and not failed.taken:
                 self.releases.begin(context)
-        context.held.pinned = None
+        context.held.unpin()
         return problem
 
     def _alone(
@@ -117,7 +117,7 @@ class ConcurrentLegs:
         family = self.families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
         if family.lease_s:  # from now on: a leg that is cut off does not say how far it came
-            context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
+            context.held.pin(rendezvous.decode["kv_transfer_params"], family.lease_s)
         return rendezvous
 
     def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:

@@ -144,13 +144,13 @@ class Legs:
             answer = await self._ask_decode(
                 context, engine, fields, pending, rendezvous, comments=comments
             )
-            context.held.pinned = None
+            context.held.unpin()
             if request.stream:
                 await sink.stream(context, engine, answer)
             else:
                 await sink.whole(context, engine, answer)
         except Refused:
-            context.held.pinned = None  # an engine that refuses frees what it was handed
+            context.held.unpin()  # an engine that refuses frees what it was handed
             raise
         finally:
             reservations.leave(Role.DECODE)

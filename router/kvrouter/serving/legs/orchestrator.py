@@ -162,7 +162,7 @@ class Orchestrator:
         Raises:
             ApiError: 429: it is too much.
         """
-        if plan.why == "no prefill engine" and self.pool.has_role(Role.PREFILL, context.model):
+        if plan.lacks_prefill and self.pool.has_role(Role.PREFILL, context.model):
             self.prefill_phase.recompute(context, plan.missing_tokens)
 
     async def _decode(
@@ -223,7 +223,8 @@ class Orchestrator:
             ApiError: 429: decode would have to compute more than the budget allows.
         """
         handed = context.route.handoff is not None
-        context.route.handoff = context.held.pinned = None
+        context.route.handoff = None
+        context.held.unpin()
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
         plan = context.route.plan = self.policy.plan(inputs)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
-from kvrouter.serving.legs.release import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +87,7 @@ class PrefillPhase:
     async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
         handoff = await self.legs.prefill(context, engine, tokens)
         if handoff.transfer_params is not None:
-            lease_s = self.families.of(engine).lease_s
-            context.held.pinned = pinned(handoff.transfer_params, lease_s)
+            context.held.pin(handoff.transfer_params, self.families.of(engine).lease_s)
         missing = await self.landing_waiter.land(context, engine, handoff)
         if missing:
             self.recompute(context, missing)

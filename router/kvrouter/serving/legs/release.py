@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.admission.held import Pinned
 from kvrouter.engines.engine import Engine, Role
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
-MARGIN_S: Final = 5.0
-"""Before the end of a lease: KV that is older may be gone, or a decode engine has it."""
 MAX_ASKED: Final = 3
 _REFUSED: Final = 400
 
@@ -42,7 +39,7 @@ class Releases:
 
     def begin(self, context: RequestContext) -> None:
         """Have freed what is kept for `context`, if it still is. Does not wait."""
-        pinned, context.held.pinned = context.held.pinned, None
+        pinned = context.held.unpin()
         if pinned is None or context.route.plan is None or monotonic() >= pinned.until_s:
             return
         releasing = self._release(context, context.route.plan.decode, pinned.params)
@@ -90,14 +87,9 @@ class Releases:
         return False
 
 
-def pinned(params: bytes, lease_s: float) -> Pinned:
-    """What is kept from now on, until shortly before its lease ends."""
-    return Pinned(params, monotonic() + lease_s - MARGIN_S)
-
-
 def spent(context: RequestContext, engine: Engine) -> bool:
     """Whether a hand-off cannot be fetched any more, or not by `engine`."""
-    plan, pinned_ = context.route.plan, context.held.pinned
+    plan, pinned = context.route.plan, context.held.pinned
     if plan is not None and engine.family != plan.decode.family:
         return True
-    return pinned_ is None or monotonic() > pinned_.until_s
+    return pinned is None or monotonic() > pinned.until_s

@@ -189,6 +189,12 @@ class RequestContext:
         awaited = self.route.awaited
         return bool(self.timing.first_s) or (awaited is not None and awaited.landed)
 
+    @property
+    def why(self) -> str | None:
+        """The reason of its plan, or the different ones of its shares' plans; None: no plan."""
+        plans = [each.route.plan for each in self.shares or [self]]
+        return ",".join(dict.fromkeys(plan.why for plan in plans if plan is not None)) or None
+
     def source(self, engine: Engine) -> str | None:
         """The store node that has most of what the own node of `engine` lacks; None: none has."""
         found = self.route.landed or self.prompt.held(engine.manifest)

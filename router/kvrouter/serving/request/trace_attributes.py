@@ -53,7 +53,7 @@ def end_passed_through(context: RequestContext, span: Span, status: int, now_s: 
 
 
 def _answer(context: RequestContext) -> Attributes:
-    exchange, plan = context.exchange, context.route.plan
+    exchange = context.exchange
     found: dict[str, str | int | tuple[str, ...] | None] = {
         "http.request.method": exchange.method,
         "url.path": exchange.path,
@@ -63,7 +63,7 @@ def _answer(context: RequestContext) -> Attributes:
         "gen_ai.response.finish_reasons": (context.outcome.reason,),
         "gen_ai.usage.completion_tokens": context.outcome.generated,
         "kvrouter.outcome": context.outcome.reason,
-        "kvrouter.plan": plan.why if plan is not None else None,
+        "kvrouter.plan": context.why,
         "kvrouter.prefill_engine": context.route.prefill_engine,
         "kvrouter.decode_engine": context.route.decode_engine,
         "kvrouter.attempts": context.route.attempts,

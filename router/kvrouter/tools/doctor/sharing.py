@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import CacheGroup, Role
+from kvrouter.engines.families import uses_store
 from kvrouter.tools.doctor.base import Found, Setup, SharedGroup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 from kvrouter.tools.doctor.links import unconnected
@@ -43,7 +44,7 @@ async def connector(setup: Setup) -> Found:
     """With a store, engines have its connector, and it shares KV."""
     for each in await setup.generating_engines():
         identity = each.engine.identity
-        if identity is None or each.engine.family != "store":
+        if identity is None or not uses_store(each.engine.family):
             continue
         if identity.refusal is not None:
             yield error(
