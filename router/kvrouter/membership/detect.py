@@ -231,7 +231,7 @@ async def _endpoints(
     try:
         document = await pages.json("/openapi.json")
     except ProbeFailed as error:
-        if error.ours:
+        if error.ours or error.silent:  # the next check asks again
             raise
         return None, None  # an engine that cannot make its schema may be well all the same
     paths = document.get("paths")

@@ -86,7 +86,7 @@ class EnginePages:
             try:
                 self._metrics = (await self.body("/metrics"))[:METRICS_BYTES]
             except ProbeFailed as error:
-                if error.ours:
+                if error.ours or error.silent:  # the next check asks again
                     raise
                 self._metrics = b""
         return self._metrics

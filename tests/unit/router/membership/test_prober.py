@@ -44,6 +44,7 @@ class FakeEngine:
     openapi: Any = None
     takes_priority: bool = True
     hang: bool = False
+    silent: set[str] = field(default_factory=set)  # pages that do not answer
     hang_completion: bool = False
     may_complete: asyncio.Event = field(default_factory=asyncio.Event)
     probes: list[Any] = field(default_factory=list)
@@ -66,9 +67,15 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": self.models})
 
     async def tell_metrics(self, request: web.Request) -> web.Response:
+        await self.keep_silent("/metrics")
         return web.Response(text=self.metrics)
 
+    async def keep_silent(self, page: str) -> None:
+        if page in self.silent:
+            await asyncio.sleep(3600)
+
     async def tell_openapi(self, request: web.Request) -> web.Response:
+        await self.keep_silent("/openapi.json")
         if self.openapi is None:
             raise web.HTTPNotFound
         if isinstance(self.openapi, int):
@@ -475,6 +482,23 @@ async def test_an_engine_that_refuses_completions_as_such_joins_for_the_other_en
     assert bench.pool.engines(Role.DECODE) == ()
     assert bench.pool.serving("/v1/responses") == ()
     assert bench.pool.serving("/v1/embeddings") == (bench.engine,)
+
+
+@pytest.mark.parametrize("page", ["/openapi.json", "/metrics"])
+async def test_an_engine_too_busy_to_say_what_it_is_joins_once_it_has_said_it(
+    bench: Bench, page: str
+) -> None:
+    bench.fake.silent.add(page)
+    bench.fake.openapi = listing("/v1/completions", "/v1/chat/completions")
+    prober = bench.prober(timeout_s=0.2)
+    problem = await prober.check(bench.engine)
+    assert problem is not None
+    assert page in problem
+    assert bench.engine.identity is None
+    bench.fake.silent.clear()
+    assert await prober.check(bench.engine) is None
+    await prober.close()
+    assert bench.pool.serving("/score", "m") == ()
 
 
 @pytest.mark.parametrize("document", [None, 500, [], {"paths": 1}, listing("/{path:path}")])
