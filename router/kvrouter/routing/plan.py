@@ -41,7 +41,7 @@ class RouteInputs:
     model: str | None = None  # the requested model or adapter; None: any
 
 
-class PlanReason(StrEnum):
+class Why(StrEnum):
     """Why a prompt has a prefill leg, or none: for log lines and the label of a metric."""
 
     PREFILL = "prefill"
@@ -64,13 +64,13 @@ class Plan:
     prefill: Engine | None  # None: decode computes what is missing
     decode: Engine
     missing_tokens: int  # those that a prefill leg would spare the decode engine
-    why: PlanReason
+    why: Why
     computed_tokens: int = 0  # those that the engine which computes the prompt will compute
 
     @property
     def lacks_prefill(self) -> bool:
         """Whether the prompt would have a prefill leg if an engine were there to do it."""
-        return self.why is PlanReason.NO_PREFILL_ENGINE
+        return self.why is Why.NO_PREFILL_ENGINE
 
 
 def chosen_by(inputs: RouteInputs, engine: Engine) -> str:

@@ -38,7 +38,7 @@ from kvrouter.openai.response import (
     tidy_answer,
     tidy_events,
 )
-from kvrouter.routing.plan import Plan, PlanReason, RouteInputs, chosen_by
+from kvrouter.routing.plan import Plan, RouteInputs, Why, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
 from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, Words, answer_of, note
@@ -110,9 +110,7 @@ class Passthrough:
             except Refused as refused:
                 raise _told(refused.words, path) from None
 
-    async def _ask_engines(
-        self, context: RequestContext, endpoint: Endpoint, why: PlanReason
-    ) -> None:
+    async def _ask_engines(self, context: RequestContext, endpoint: Endpoint, why: Why) -> None:
         """Ask one engine after another, while the client has seen nothing and it is safe.
 
         `why`: what speaks against a prefill leg.

@@ -18,7 +18,7 @@ from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.splice import splice
 from kvrouter.openai.endpoints import MESSAGES, RESPONSES
 from kvrouter.openai.request import Request, parse
-from kvrouter.routing.plan import PlanReason
+from kvrouter.routing.plan import Why
 from kvrouter.serving.legs.failures import Refused
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RenderedLegs:
     orchestrator: Orchestrator
     sink: ResponseSink  # takes the answer
 
-    async def run(self, context: RequestContext) -> PlanReason | None:
+    async def run(self, context: RequestContext) -> Why | None:
         """Answer a request; else say why one engine has to, with nothing done.
 
         Raises:
@@ -54,15 +54,15 @@ class RenderedLegs:
         """
         path, model = context.exchange.path, context.model
         if path not in RENDERED or not self.pool.engines(Role.PREFILL, model):
-            return PlanReason.NO_PREFILL_ENGINE
+            return Why.NO_PREFILL_ENGINE
         decode = self.pool.engines(Role.DECODE, model)
         if not decode or not all(self._renders(engine, path) for engine in decode):
-            return PlanReason.NOT_RENDERED
+            return Why.NOT_RENDERED
         if not _takes_legs(context.request):
-            return PlanReason.NOT_SPLITTABLE
+            return Why.NOT_SPLITTABLE
         tokens = await self._tokens(context, decode)
         if tokens is None:
-            return PlanReason.NOT_RENDERED
+            return Why.NOT_RENDERED
         endpoint, context.endpoint = context.endpoint, None
         context.request = replace(context.request, path=path)
         context.prompt.tokens = tokens
@@ -73,7 +73,7 @@ class RenderedLegs:
             if refused.leg is not Role.PREFILL or context.answering:
                 raise
             context.endpoint = endpoint  # a decode engine refuses it in this endpoint's own words
-            return PlanReason.REFUSED
+            return Why.REFUSED
         return None
 
     def _renders(self, engine: Engine, path: str) -> bool:

@@ -18,7 +18,7 @@ from tests.contract.stores.backends import (
 )
 
 from kvrouter.prefix.stores import foreign_store
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
 from kvrouter.prefix.stores.http_peer import ANSWER_S
 from kvrouter.prefix.stores.polling import PollingView
 
@@ -47,8 +47,9 @@ class Asking:
     async def wait(
         self, prompt: Prompt, deadline_s: float = LONG_S, reused: int | None = None
     ) -> LandingResult:
-        wanted = await self.manifest(), prompt.hashes, BLOCKS, deadline_s
-        return await self.view.wait(*wanted, origin=prompt.origin, reused=reused)
+        blocks = await self.manifest(), prompt.hashes, BLOCKS
+        wanted = WantedBlocks(*blocks, origin=prompt.origin, reused=reused)
+        return await self.view.wait(wanted, deadline_s)
 
     async def until_connected(self) -> None:
         async with asyncio.timeout(LONG_S):

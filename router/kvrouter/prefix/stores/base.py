@@ -77,6 +77,20 @@ class Origin:
     adapter: tuple[str, str] | None  # name and path of the LoRA adapter
 
 
+@dataclass(frozen=True, slots=True)
+class WantedBlocks:
+    """Leading blocks of a prompt that are to land."""
+
+    manifest: str  # by which they are written now: from `promised` or `current`
+    hashes: bytes  # of the chain, 32 bytes each
+    upto: int  # how many are wanted
+    held: StoreMatch = NOTHING_HELD  # which of them were there already
+    node: str | None = None  # where they are written; None or unknown: at any node
+    lease: bool = True  # whether they are to stay
+    origin: Origin | None = None
+    reused: int | None = None  # tokens that the engine which writes them did not compute
+
+
 class StoreClient(Protocol):
     """One server of a store, as the router tells about it."""
 
@@ -137,25 +151,8 @@ class StoreView(Protocol):
         `manifest` is a hex digest or from `joins`, `hashes` 32 bytes per block.
         """
 
-    async def wait(
-        self,
-        manifest: str,
-        hashes: bytes,
-        upto: int,
-        deadline_s: float,
-        *,
-        held: StoreMatch = NOTHING_HELD,
-        node: str | None = None,
-        lease: bool = True,
-        origin: Origin | None = None,
-        reused: int | None = None,
-    ) -> LandingResult:
-        """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
-
-        manifest: by which they are written now: from `promised` or `current`.
-        held: which of them were there already. node: where they are written; None or unknown: at
-            any node. reused: tokens that the engine which writes them did not compute,
-            if it says so.
+    async def wait(self, wanted: WantedBlocks, deadline_s: float) -> LandingResult:
+        """Wait until an engine can load what is wanted, at most `deadline_s`.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvrouter.prefix.groups import Group, Leases
+    from kvrouter.prefix.stores.base import WantedBlocks
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
@@ -111,32 +112,24 @@ class NodeView:
             self.counts["match_failed"] += 1
             return 0
 
-    async def wait(
-        self,
-        manifest: str,
-        hashes: bytes,
-        upto: int,
-        deadline_s: float,
-        *,
-        held: int = 0,
-        lease: bool = True,
-    ) -> LandingResult:
-        """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
+    async def wait(self, wanted: WantedBlocks, deadline_s: float, held: int = 0) -> LandingResult:
+        """Wait until an engine can load what is wanted, at most `deadline_s`.
 
         held: how many of them were there already. The last of these stands for all before it,
             whose hashes are not sent again: a block leaves the store only after those that follow.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """
+        upto = wanted.upto
         if upto <= 0:
             return self._ended(LandingOutcome.LANDED)
         span = range(max(0, min(held, upto) - 1), upto)
         try:
-            groups = await self._groups_of(manifest)
+            groups = await self._groups_of(wanted.manifest)
             if not groups:
                 return self._ended(LandingOutcome.UNKNOWN_MANIFEST)
             landing, leases = await landed(
-                self.store, groups, hashes, span, deadline_s, lease=lease
+                self.store, groups, wanted.hashes, span, deadline_s, lease=wanted.lease
             )
         except (KVStoreError, TimeoutError) as error:
             log.debug("landing: %s", error)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, StoreMatch
 from kvrouter.prefix.stores.node import Manifests, NodeView
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import CacheGroup, Identity
     from kvrouter.engines.families.base import Handoff
-    from kvrouter.prefix.stores.base import Origin
+    from kvrouter.prefix.stores.base import Origin, WantedBlocks
     from kvrouter.prefix.stores.node_index import NodeIndex
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
@@ -151,31 +151,19 @@ class NodesView:
         held.update(zip(asked, found, strict=True))
         return StoreMatch(max(held.values(), default=0), held)
 
-    async def wait(
-        self,
-        manifest: str,
-        hashes: bytes,
-        upto: int,
-        deadline_s: float,
-        *,
-        held: StoreMatch = NOTHING_HELD,
-        node: str | None = None,
-        lease: bool = True,
-        origin: Origin | None = None,
-        reused: int | None = None,
-    ) -> LandingResult:
+    async def wait(self, wanted: WantedBlocks, deadline_s: float) -> LandingResult:
         """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
-        views, wanted = self._views, (manifest, hashes, upto, deadline_s)
+        views, node, held = self._views, wanted.node, wanted.held
         if len(views) == 1 and not self._several:
             (view,) = views.values()
-            return await view.wait(*wanted, held=held.blocks, lease=lease)
+            return await view.wait(wanted, deadline_s, held.blocks)
         if node in self._left:
             self.counts[LandingOutcome.STORE_AWAY] += 1
             return LandingResult(LandingOutcome.STORE_AWAY)
         if node is not None and node in views:
             views = {node: views[node]}
         return await _first_landed(
-            {u: view.wait(*wanted, held=held.at(u), lease=lease) for u, view in views.items()}
+            {url: view.wait(wanted, deadline_s, held.at(url)) for url, view in views.items()}
         )
 
     def _opened(self, url: str) -> NodeView | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Identity
     from kvrouter.engines.families.base import Handoff
-    from kvrouter.prefix.stores.base import Origin
+    from kvrouter.prefix.stores.base import Origin, WantedBlocks
     from kvrouter.prefix.stores.http_peer import HttpPeer
 
 MATCH_S: Final = 2.0
@@ -140,35 +140,22 @@ class PollingView:
             return NOTHING_HELD
         return StoreMatch(blocks)
 
-    async def wait(
-        self,
-        manifest: str,
-        hashes: bytes,
-        upto: int,
-        deadline_s: float,
-        *,
-        held: StoreMatch = NOTHING_HELD,
-        node: str | None = None,
-        lease: bool = True,
-        origin: Origin | None = None,
-        reused: int | None = None,
-    ) -> LandingResult:
-        """Poll until the first `upto` blocks are there. A lease of the result is empty.
+    async def wait(self, wanted: WantedBlocks, deadline_s: float) -> LandingResult:
+        """Poll until what is wanted is there. A lease of the result is empty.
 
         What the store never holds, as less than a chunk, is not awaited. Where it does not answer,
         and engines do without that, the answer of the prefill leg counts. Where they need it, and
         it answers too late, it may be well again before the deadline.
         """
         needed, until_s = self.catalogue.keeps_engines, self.clock() + deadline_s
-        told, before = min(held.blocks, upto), self._unreported(reused, upto, origin)
-        possible = self.catalogue.possible(upto, origin)
-        question = Question(manifest, hashes, possible, origin, max(told, before))
+        upto, origin, reused = wanted.upto, wanted.origin, wanted.reused
+        told, before = min(wanted.held.blocks, upto), self._unreported(reused, upto, origin)
+        asked, possible = (wanted.manifest, wanted.hashes), self.catalogue.possible(upto, origin)
+        question = Question(*asked, possible, origin, max(told, before))
         self._waiting += 1
         try:
             if told < before:  # perhaps it is put just now: its report needs a moment
-                await self._poll(
-                    Question(manifest, hashes, before, origin, told), min(BRIEF_S, deadline_s)
-                )
+                await self._poll(Question(*asked, before, origin, told), min(BRIEF_S, deadline_s))
             left_s = max(0.0, until_s - self.clock())
             brief = not needed and reused is None and self._is_silent()
             outcome = await self._poll(question, min(BRIEF_S, left_s) if brief else left_s)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
-from kvrouter.routing.plan import (
-    Plan,
-    PlanReason,
-    RouteInputs,
-    computed_tokens,
-    cut_off,
-    missing_tokens,
-)
+from kvrouter.routing.plan import Plan, RouteInputs, Why, computed_tokens, cut_off, missing_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,33 +76,33 @@ def decide(
     """
     missing = missing_tokens(inputs, decode)
 
-    def alone(why: PlanReason) -> Plan:
+    def alone(why: Why) -> Plan:
         computed = computed_tokens(inputs, decode) if inputs.learnt else missing
         return Plan(None, decode, missing, why, computed)
 
     if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
-            return alone(PlanReason.NOT_SPLITTABLE)
+            return alone(Why.NOT_SPLITTABLE)
         if not missing or decode.computing_tokens + missing <= inputs.prefill_threshold:
-            return alone(PlanReason.LITTLE_MISSING)
+            return alone(Why.LITTLE_MISSING)
     prefill: Sequence[Engine] = inputs.prefill
     if inputs.away:  # what is computed there reaches no other engine
         prefill = [engine for engine in prefill if not cut_off(inputs, engine)]
     if not prefill:
-        return alone(PlanReason.NO_PREFILL_ENGINE)
+        return alone(Why.NO_PREFILL_ENGINE)
     able = partners(prefill, decode, inputs.model)
     if not able:
         return alone(_why_alone(prefill, decode))
     chosen = choose(able)
-    return Plan(chosen, decode, missing, PlanReason.PREFILL, computed_tokens(inputs, chosen))
+    return Plan(chosen, decode, missing, Why.PREFILL, computed_tokens(inputs, chosen))
 
 
-def _why_alone(prefill: Sequence[Engine], decode: Engine) -> PlanReason:
+def _why_alone(prefill: Sequence[Engine], decode: Engine) -> Why:
     identity = decode.identity
     if identity is not None and (identity.refusal is not None or not identity.can_split):
-        return PlanReason.SHARES_NO_KV
+        return Why.SHARES_NO_KV
     if all(engine.family != decode.family for engine in prefill):
-        return PlanReason.FAMILIES_DIFFER
+        return Why.FAMILIES_DIFFER
     if partners(prefill, decode):
-        return PlanReason.ADAPTERS_DIFFER
-    return PlanReason.SAME_ENGINE if decode in prefill else PlanReason.MANIFESTS_DIFFER
+        return Why.ADAPTERS_DIFFER
+    return Why.SAME_ENGINE if decode in prefill else Why.MANIFESTS_DIFFER

@@ -14,6 +14,7 @@ from kvrouter.errors import bad_request
 from kvrouter.prefix.learnt import PIECE_TOKENS, LearntPrefixes
 from kvrouter.prefix.stores.base import Origin
 from kvrouter.routing.plan import Plan, RouteInputs, chosen_by, usable_blocks
+from kvrouter.serving.request.trace_attributes import note_plan_span
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.serving.request.context import PromptFacts, RequestContext
     from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.tracing.trace import Trace
 
 _NO_ENGINE: Final[Mapping[Engine, int]] = {}
 _NO_MANIFEST: Final[Mapping[str, StoreMatch]] = {}
@@ -220,7 +220,7 @@ def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics:
     model.hit_engine += engine
     model.hit_store += store
     if context.trace is not None:
-        _trace_plan(context, plan, context.trace)
+        note_plan_span(context, plan, context.trace)
 
 
 def hits(inputs: RouteInputs, decode: Engine) -> tuple[int, int]:
@@ -229,14 +229,3 @@ def hits(inputs: RouteInputs, decode: Engine) -> tuple[int, int]:
     manifest = decode.manifest if inputs.store_blocks else None
     stored = inputs.store_blocks.get(manifest, 0) if manifest is not None else 0
     return own * inputs.block_tokens, max(stored - own, 0) * inputs.block_tokens
-
-
-def _trace_plan(context: RequestContext, plan: Plan, trace: Trace) -> None:
-    """Note a span for the plan; it begins with the end of what was noted before it."""
-    begun_s = max((span.ended_s for span in trace.spans[1:]), default=context.timing.started_s)
-    found: dict[str, str | int] = {
-        "kvrouter.plan": plan.why,
-        "kvrouter.hit_engine_tokens": context.route.hit_engine,
-        "kvrouter.hit_store_tokens": context.route.hit_store,
-    }
-    trace.note("kvrouter.plan", begun_s, context.timing.planned_s, found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Engine, HashDomain
 from kvrouter.engines.families.base import NothingLanded
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.inputs import hash_prompt
 from kvrouter.serving.request.context import AwaitedLanding, RequestContext
@@ -107,16 +107,9 @@ class LandingWaiter:
         held, node, origin = context.prompt.held(manifest), pending.node, context.prompt.origin
         upto = min(held.at(node) + blocks, pending.blocks)
         hashes = context.prompt.hashes or b""
-        landing = await self.store.wait(
-            self.store.current(manifest),
-            hashes,
-            upto,
-            pending.wait_s,
-            held=held,
-            node=node,
-            lease=False,
-            origin=origin,
-        )
+        current = self.store.current(manifest)
+        wanted = WantedBlocks(current, hashes, upto, held, node, lease=False, origin=origin)
+        landing = await self.store.wait(wanted, pending.wait_s)
         return landing.outcome is LandingOutcome.LANDED
 
     async def _awaited(
@@ -124,17 +117,16 @@ class LandingWaiter:
     ) -> LandingResult | None:
         """The result of `begin_wait`, if the hand-off promises the same; else that is cancelled."""
         awaited = context.route.awaited
-        if awaited is None or awaited.landed:
-            return awaited.task.result() if awaited is not None else None
+        if awaited is None:
+            return None
         same = awaited.manifest == manifest and awaited.node in {None, node}
-        if same and upto >= awaited.blocks and not awaited.task.done():
+        waits = same and upto >= awaited.blocks and not awaited.task.done()
+        if waits:
             await asyncio.wait({awaited.task}, timeout=self.timeout_s)
-            if awaited.landed:
-                return awaited.task.result()
-            awaited.task.cancel()
-            return LandingResult(LandingOutcome.TIMEOUT)
+        if awaited.landed:
+            return awaited.task.result()
         awaited.task.cancel()
-        return None
+        return LandingResult(LandingOutcome.TIMEOUT) if waits else None
 
     async def _wait(
         self, context: RequestContext, manifest: str, chain: bytes, limit_s: float, node: str | None
@@ -145,9 +137,8 @@ class LandingWaiter:
         held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
         origin, handoff = context.prompt.origin, context.route.handoff
         reused = handoff.reused_tokens if handoff is not None else None
-        landing = await self.store.wait(
-            manifest, chain, upto, limit_s, held=held, node=node, origin=origin, reused=reused
-        )
+        wanted = WantedBlocks(manifest, chain, upto, held, node, origin=origin, reused=reused)
+        landing = await self.store.wait(wanted, limit_s)
         context.route.landed_blocks = landing.blocks
         context.route.landed = held.landed(landing.node, landing.blocks)
         context.held.keep(landing.lease)

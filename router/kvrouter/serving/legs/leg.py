@@ -15,6 +15,7 @@ from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
 from kvrouter.serving.legs.engine_client import EngineClient, check_begun
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
+from kvrouter.serving.request.trace_attributes import end_decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,7 +158,7 @@ class Legs:
             if answer is not None:
                 answer.close()
             if span is not None:
-                context.end_decode(span)
+                end_decode(context, span)
         self.metrics.decode.observe(monotonic() - begun_s)
         if context.outcome.reason != "broken":  # within a stream: counted as failed already
             self.pool.succeeded(engine)

@@ -236,15 +236,6 @@ class RequestContext:
         span = self.trace.leg(name, host=engine.host, port=engine.port, engine=engine.address)
         return span, self.fields + self.trace.lines(span)
 
-    def end_decode(self, span: Span) -> None:
-        """A decode leg is over: note in its span when its first byte came, if one did."""
-        first_s = self.timing.first_s
-        if first_s:
-            span.attributes["kvrouter.first_byte_ms"] = (first_s - span.begun_s) * 1000
-        span.end()
-        if self.outcome.reason == "broken":
-            span.error = span.error or self.outcome.error
-
     def answer_began(self) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
         self.timing.first_s = monotonic()

@@ -1,4 +1,4 @@
-"""What the span of a request says at its end.
+"""What the spans of a request and of its parts say.
 
 Names are vLLM's and OpenTelemetry's (`gen_ai.*`, vllm/tracing/utils.py), llm-d's for what only a
 proxy of both legs knows (`llm_d.pd_proxy.*`), and `kvrouter.*` for the rest.
@@ -14,13 +14,35 @@ from kvrouter.openai.request import UNREAD, Request
 from kvrouter.serving.request.usage import prompt_tokens
 
 if TYPE_CHECKING:
+    from kvrouter.routing.plan import Plan
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.serving.request.ttft_parts import Parts
-    from kvrouter.telemetry.tracing.trace import Attributes, Span
+    from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
 
 _OPERATIONS: Final = {"completion": "text_completion", "chat": "chat"}
 _MAX_CHARS: Final = 500
 _ASKED: Final = ("temperature", "top_p")
+
+
+def note_plan_span(context: RequestContext, plan: Plan, trace: Trace) -> None:
+    """Note a span for the plan; it begins with the end of what was noted before it."""
+    begun_s = max((span.ended_s for span in trace.spans[1:]), default=context.timing.started_s)
+    found: dict[str, str | int] = {
+        "kvrouter.plan": plan.why,
+        "kvrouter.hit_engine_tokens": context.route.hit_engine,
+        "kvrouter.hit_store_tokens": context.route.hit_store,
+    }
+    trace.note("kvrouter.plan", begun_s, context.timing.planned_s, found)
+
+
+def end_decode(context: RequestContext, span: Span) -> None:
+    """End the span of a decode leg; it says when the leg's first byte came, if one did."""
+    first_s = context.timing.first_s
+    if first_s:
+        span.attributes["kvrouter.first_byte_ms"] = (first_s - span.begun_s) * 1000
+    span.end()
+    if context.outcome.reason == "broken":
+        span.error = span.error or context.outcome.error
 
 
 def end_request(context: RequestContext, span: Span, parts: Parts, now_s: float) -> None:

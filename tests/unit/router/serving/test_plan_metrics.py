@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.routing.plan import Plan, PlanReason, RouteInputs
+from kvrouter.routing.plan import Plan, RouteInputs, Why
 from kvrouter.serving.legs.inputs import hits, note_plan
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.telemetry.metrics import Metrics
@@ -29,9 +29,9 @@ def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> N
     metrics, decode = Metrics(), engine()
     one, other = planned(0.5), planned(1.5)
     held = RouteInputs(100, [], block_tokens=16, matches={decode: 2}, store_blocks={"m": 3})
-    note_plan(one, Plan(None, decode, 0, PlanReason.PREFILL), held, metrics)
+    note_plan(one, Plan(None, decode, 0, Why.PREFILL), held, metrics)
     stored = RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9})
-    note_plan(other, Plan(None, decode, 0, PlanReason.LITTLE_MISSING), stored, metrics)
+    note_plan(other, Plan(None, decode, 0, Why.LITTLE_MISSING), stored, metrics)
     assert (one.route.hit_engine, one.route.hit_store) == (32, 16)
     assert (other.route.hit_engine, other.route.hit_store) == (0, 48)
     assert metrics.plans == {"prefill": 1, "little missing": 1}
@@ -57,7 +57,7 @@ def test_hits_and_misses_of_a_prompt_add_up_to_it(prompt: int, own: int, stored:
     inputs = RouteInputs(
         prompt, [], block_tokens=16, matches={decode: own}, store_blocks={"m": stored}
     )
-    note_plan(planned(0.0), Plan(None, decode, 0, PlanReason.PREFILL), inputs, metrics)
+    note_plan(planned(0.0), Plan(None, decode, 0, Why.PREFILL), inputs, metrics)
     rows = [row for row in metrics.page().decode().splitlines() if row.startswith(HITS)]
     counts = [float(row.rpartition(" ")[2]) for row in rows]
     assert (sum(counts), min(counts) >= 0) == (prompt, True)

@@ -21,7 +21,7 @@ from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import Identity
 from kvrouter.prefix.stores import foreign_store, http_peer, lmcache, store_urls
-from kvrouter.prefix.stores.base import LandingOutcome, Origin
+from kvrouter.prefix.stores.base import LandingOutcome, Origin, WantedBlocks
 from kvrouter.prefix.stores.mooncake import BATCH_KEYS
 from kvrouter.prefix.stores.polling import PollingView
 from kvrouter_store.identity.chain import hash_tokens, root_hash
@@ -179,7 +179,7 @@ async def test_a_model_whose_name_would_break_the_query_has_none() -> None:
 async def test_lmcache_holds_whole_chunks_and_no_adapters(asked: Callable) -> None:  # type: ignore[type-arg]
     store, prompt = FakeCoordinator(), Prompt()  # chunks of 256 tokens, which the prompt has not
     view = await asked(store)
-    landing = await view.wait("/m", prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
+    landing = await view.wait(WantedBlocks("/m", prompt.hashes, BLOCKS, origin=prompt.origin), 5.0)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
     odd = Origin(prompt.origin.ids, 48, None, None)  # blocks that fill no chunk
     assert (await view.match("/m", prompt.hashes, odd)).blocks == 0
@@ -204,7 +204,7 @@ async def test_tokens_of_a_landing_are_sent_once_and_then_few_keys(asked: Callab
             store.hold(key)
 
     view.sleep = pause
-    landing = await view.wait(MODEL, prompt.hashes, BLOCKS, 5.0, origin=prompt.origin)
+    landing = await view.wait(WantedBlocks(MODEL, prompt.hashes, BLOCKS, origin=prompt.origin), 5.0)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, BLOCKS)
     sent = [[keys.index(key) for key in body.get("keys", [])] for body in store.bodies]
     last = len(keys) - 1
@@ -228,7 +228,9 @@ async def test_a_landing_that_does_not_come_is_asked_for_by_few_keys_at_its_end(
         clock.pass_s(seconds)
 
     view.clock, view.sleep = clock, pause
-    landing = await view.wait(MODEL, bytes(32 * blocks), blocks, 2.0, origin=origin, reused=1)
+    landing = await view.wait(
+        WantedBlocks(MODEL, bytes(32 * blocks), blocks, origin=origin, reused=1), 2.0
+    )
     assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, 8)
     asked_for = [len(body.get("keys", ())) for body in store.bodies]
     assert asked_for == [0, *[1] * (len(asked_for) - 2), lmcache.BATCH_KEYS]

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.prefix.stores.base import LandingOutcome
+from kvrouter.prefix.stores.base import LandingOutcome, WantedBlocks
 from kvrouter.prefix.stores.node import MOST_MANIFESTS, RELOAD_INTERVAL_S, Manifests, NodeView
 from kvrouter_store.client.results import Match, RegisteredManifest
 from kvrouter_store.errors import StoreUnavailable
@@ -98,13 +98,15 @@ async def test_an_engine_that_renamed_its_blocks_is_matched_by_their_new_names(
 async def test_a_store_that_is_away_matches_nothing_and_fails_no_request(clock: Clock) -> None:
     view = view_of(FakeStore(3, away=True), clock)
     assert await view.match(NAME, HASHES) == 0
-    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.STORE_AWAY
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
+    ).outcome is LandingOutcome.STORE_AWAY
     assert view.counts == {"match_failed": 1, "store_away": 1}
 
 
 async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) -> None:
     view = view_of(FakeStore(4), clock)
-    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
     assert landing.lease is not None
     (lease,) = landing.lease.held
@@ -114,13 +116,15 @@ async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) ->
 
 async def test_a_landing_that_does_not_come_says_how_far_it_came(clock: Clock) -> None:
     view = view_of(FakeStore(2), clock)
-    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
     assert (landing.outcome, landing.blocks, landing.lease) == (LandingOutcome.TIMEOUT, 2, None)
 
 
 async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -> None:
     store = FakeStore()
-    assert (await view_of(store, clock).wait(NAME, b"", 0, 1.0)).outcome is LandingOutcome.LANDED
+    assert (
+        await view_of(store, clock).wait(WantedBlocks(NAME, b"", 0), 1.0)
+    ).outcome is LandingOutcome.LANDED
     assert store.asked == []
 
 
@@ -138,11 +142,13 @@ async def test_an_unknown_manifest_is_asked_for_once_per_interval(clock: Clock) 
     store = FakeStore(4, registered=[])
     view = view_of(store, clock)
     for _ in range(3):
-        assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.UNKNOWN_MANIFEST
+        assert (
+            await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
+        ).outcome is LandingOutcome.UNKNOWN_MANIFEST
     assert store.asked == ["manifests"]
     store.registered.append(MANIFEST)
     clock.pass_s(RELOAD_INTERVAL_S)
-    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.LANDED
+    assert (await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)).outcome is LandingOutcome.LANDED
     assert store.asked == ["manifests", "manifests", "wait"]
 
 
@@ -157,8 +163,8 @@ async def test_requests_at_once_share_one_question_for_the_manifests(clock: Cloc
 async def test_a_request_that_is_cancelled_leaves_the_question_to_the_others(clock: Clock) -> None:
     store = FakeStore(4, slow=True)
     view = view_of(store, clock)
-    first = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
-    second = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
+    first = asyncio.create_task(view.wait(WantedBlocks(NAME, HASHES, 4), 1.0))
+    second = asyncio.create_task(view.wait(WantedBlocks(NAME, HASHES, 4), 1.0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     first.cancel()

@@ -17,7 +17,7 @@ from tests.unit.router.prefix.stores.test_node import (
 
 from kvrouter.engines.engine import CacheGroup, Identity
 from kvrouter.engines.families.base import Handoff
-from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch
+from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch, WantedBlocks
 from kvrouter.prefix.stores.nodes import MAX_LEFT, NodesView
 from kvrouter_store.client.results import Match
 from kvrouter_store.identity.block import Manifest
@@ -91,7 +91,7 @@ def make() -> Make:
 async def test_one_node_is_asked_without_a_word_of_nodes(make: Make) -> None:
     view, (node,) = make(3)
     assert await view.match(NAME, HASHES) == StoreMatch(3)
-    landing = await view.wait(NAME, HASHES, 3, 1.0, node="kv://elsewhere:1")
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 3, node="kv://elsewhere:1"), 1.0)
     assert (landing.outcome, landing.node) == (LandingOutcome.LANDED, None)
     assert list(view.nodes) == []
     assert node.asked == ["manifests", "match", "wait"]
@@ -160,7 +160,9 @@ async def test_an_index_follows_the_nodes_and_closes_with_their_view(make: Make)
     view.follow([])
     assert index.followed == [[A], []]
     assert await view.match(NAME, HASHES) == StoreMatch(0, {})
-    assert (await view.wait(NAME, HASHES, 1, 1.0)).outcome is LandingOutcome.STORE_AWAY
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 1), 1.0)
+    ).outcome is LandingOutcome.STORE_AWAY
     await view.close()
     assert index.closed
 
@@ -219,14 +221,16 @@ async def test_a_landing_is_awaited_by_the_name_that_the_hand_off_says(make: Mak
     view, (a, _) = make(1, 1)
     a.registered.append(RENEWED)
     view.rename(NAME, RENEWED.digest.hex(), ())  # another engine: this one was not reset yet
-    assert (await view.wait(NAME, HASHES, 1, 1.0, node=A)).outcome is LandingOutcome.LANDED
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 1, node=A), 1.0)
+    ).outcome is LandingOutcome.LANDED
     assert a.waited_for == [MANIFEST]
 
 
 async def test_a_landing_is_awaited_where_its_engine_writes(make: Make) -> None:
     view, nodes = make(4, 4)
     held = StoreMatch(3, {A: 1, B: 3})
-    landing = await view.wait(NAME, HASHES, 4, 1.0, held=held, node=B)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4, held=held, node=B), 1.0)
     assert (landing.outcome, landing.blocks, landing.node) == (LandingOutcome.LANDED, 4, B)
     assert [node.waited for node in nodes] == [[], [2]]  # the last one that it held stands for all
     assert landing.lease is not None
@@ -240,7 +244,7 @@ async def test_where_nobody_knows_the_node_the_first_landing_counts(
 ) -> None:
     view, nodes = make(0, 4)
     nodes[0].slow = True
-    landing = await view.wait(NAME, HASHES, 4, 1.0, node=node)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4, node=node), 1.0)
     assert (landing.outcome, landing.node) == (LandingOutcome.LANDED, B)
     assert nodes[1].leases[0].held
 
@@ -250,7 +254,7 @@ async def test_of_two_landings_one_lease_is_kept(make: Make) -> None:
     barrier = asyncio.Barrier(2)
     for node in nodes:
         node.together = barrier
-    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
     await asyncio.sleep(0)
     assert landing.lease is not None
     kept = [lease for node in nodes for lease in node.leases if lease.held]
@@ -260,11 +264,13 @@ async def test_of_two_landings_one_lease_is_kept(make: Make) -> None:
 async def test_without_a_landing_the_wait_that_came_farthest_counts(make: Make) -> None:
     view, nodes = make(1, 3, 2)
     nodes[2].away = True
-    landing = await view.wait(NAME, HASHES, 4, 1.0)
+    landing = await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
     assert (landing.outcome, landing.blocks, landing.node) == (LandingOutcome.TIMEOUT, 3, B)
     for node in nodes:
         node.away = True
-    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.STORE_AWAY
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 4), 1.0)
+    ).outcome is LandingOutcome.STORE_AWAY
 
 
 async def test_a_cancelled_wait_ends_at_every_node(make: Make) -> None:
@@ -272,7 +278,7 @@ async def test_a_cancelled_wait_ends_at_every_node(make: Make) -> None:
     await view.learn(NAME)
     for node in nodes:
         node.slow = True
-    wait = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
+    wait = asyncio.create_task(view.wait(WantedBlocks(NAME, HASHES, 4), 1.0))
     while not all(node.waited for node in nodes):
         await asyncio.sleep(0)
     wait.cancel()
@@ -322,7 +328,7 @@ async def test_a_node_whose_url_cannot_be_used_costs_only_itself() -> None:
 async def test_outcomes_of_a_node_that_left_still_count(make: Make) -> None:
     view, _ = make(1, 1)
     counted = view.counts
-    await view.wait(NAME, HASHES, 1, 1.0, node=A)
+    await view.wait(WantedBlocks(NAME, HASHES, 1, node=A), 1.0)
     view.follow([B])
     assert counted == view.counts == {"landed": 1}
 
@@ -332,7 +338,7 @@ async def test_the_last_of_several_nodes_is_still_named(make: Make) -> None:
     view.follow([B])
     found = await view.match(NAME, HASHES)
     assert (found.nodes, found.source(A)) == ({B: 4}, B)
-    assert (await view.wait(NAME, HASHES, 4, 1.0, node=B)).node == B
+    assert (await view.wait(WantedBlocks(NAME, HASHES, 4, node=B), 1.0)).node == B
     assert list(view.nodes) == [B]
 
 
@@ -340,11 +346,15 @@ async def test_at_a_node_that_left_nothing_is_awaited_and_it_is_out_of_reach(mak
     view, (a, *_) = make(2, 4, 1)
     view.follow([B])
     a.asked.clear()
-    assert (await view.wait(NAME, HASHES, 1, 9.0, node=A)).outcome is LandingOutcome.STORE_AWAY
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 1, node=A), 9.0)
+    ).outcome is LandingOutcome.STORE_AWAY
     assert (a.asked, view.away, view.out_of_reach) == ([], [], {A, C})
     view.follow([A, B])
     assert view.out_of_reach == {C}
-    assert (await view.wait(NAME, HASHES, 1, 1.0, node=A)).outcome is LandingOutcome.LANDED
+    assert (
+        await view.wait(WantedBlocks(NAME, HASHES, 1, node=A), 1.0)
+    ).outcome is LandingOutcome.LANDED
 
 
 async def test_only_the_latest_nodes_that_left_are_remembered(make: Make) -> None:

@@ -9,7 +9,13 @@ from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import Identity
 from kvrouter.engines.families.base import Handoff
-from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, Origin
+from kvrouter.prefix.stores.base import (
+    NOTHING_HELD,
+    LandingOutcome,
+    LandingResult,
+    Origin,
+    WantedBlocks,
+)
 from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.polling import (
     BRIEF_S,
@@ -84,7 +90,9 @@ def view_of(script: Script) -> PollingView:
 async def wait(
     view: PollingView, deadline_s: float = 2.0, upto: int = 4, reused: int | None = None
 ) -> LandingResult:
-    return await view.wait("m", HASHES, upto, deadline_s, origin=ORIGIN, reused=reused)
+    return await view.wait(
+        WantedBlocks("m", HASHES, upto, origin=ORIGIN, reused=reused), deadline_s
+    )
 
 
 async def test_pauses_between_polls_grow_and_stay_short(clock: Clock) -> None:
