@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"\bKVROUTER_[A-Z_]*[A-Z]\b")
 MESSAGE = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 CPP_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND_LINE = re.compile(r"^\$? ?kvrouter ((?:bench|key|config) \w+|\w+)(.*)$", re.MULTILINE)
+COMMAND_LINE = re.compile(r"^\$? ?kvrouter ((?:key|config) \w+|\w+)(.*)$", re.MULTILINE)
 GENERATED = "<!-- Written by "
 COLUMNS = 100
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -74,4 +74,4 @@ def _read_from_text(info: FieldInfo) -> bool:
     if any(isinstance(each, BeforeValidator) for each in info.metadata):
         return True
     kind = info.annotation
-    return kind is ByteSize or getattr(kind, "__origin__", None) in (list, tuple)
+    return kind is ByteSize or getattr(kind, "__origin__", None) is list

@@ -90,13 +90,6 @@ COMMANDS: Final = (
         "kvrouter.tools.demo.run:run",
     ),
     Command(
-        "bench serve",
-        "send load to an OpenAI endpoint and print the figures of `vllm bench serve`",
-        "[--base-url URL] [FLAG ...]",
-        "kvrouter.tools.bench.settings:BenchSettings",
-        "kvrouter.tools.bench.run:run",
-    ),
-    Command(
         "key new",
         "make an API key for a caller of the router",
         "NAME [--file FILE]",
@@ -111,6 +104,8 @@ CONFIG: Final = {
     "config docs": "print docs/configuration.md",
 }
 """What `kvrouter config` does; `kvrouter.cli.config_command` has the functions."""
+REMOVED: Final = {"bench": "; docs/bench.md names tools that measure a router"}
+"""What to do instead of commands that earlier versions had."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +150,7 @@ def _overview(args: list[str]) -> int:
         return 0 if second else 2
     meant = f"{first} {second}" if group else first
     near = get_close_matches(meant, [*known, *(name.split()[0] for name in known)], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = REMOVED.get(first) or (f"; did you mean {near[0]}?" if near else "")
     prog = f"kvrouter {first}" if group else "kvrouter"
     print(f"kvrouter: there is no command {meant}{hint} (see {prog} --help)", file=sys.stderr)
     return 2

@@ -44,7 +44,6 @@ _REMEDIES: Final = {
     "string_type": "give text; in YAML, put it between quotes",
     "too_long": "give at most {max_length} values",
     "too_short": "give at least {min_length} values",
-    "tuple_type": "give a list",
 }
 """What to do, by the type of pydantic's error; its context fills the braces."""
 

@@ -169,10 +169,10 @@ def _typed(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, ByteSize):
         return value.human_readable().replace(".0", "")
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return ",".join(map(_typed, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _texts(value: Any) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]

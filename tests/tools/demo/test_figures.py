@@ -39,7 +39,7 @@ def test_the_table_sums_up_the_engines() -> None:
 
 def test_times_are_those_of_answers_that_went_well() -> None:
     replies = [Reply(0.1, 100), Reply(0.3, 100), Reply(9.0, 0, "broke off")]
-    assert "TTFT median  200.0 ms" in ttft_line("warm", replies)
+    assert "TTFT median  200.0 ms   p95  290.0 ms" in ttft_line("warm", replies)
     assert "no answer" in ttft_line("warm", [Reply(0.0, 0, "refused")])
 
 

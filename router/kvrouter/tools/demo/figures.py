@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from math import ceil, floor
 from operator import add, sub
 from statistics import median
 
-from kvrouter.tools.bench.figures import percentile
 from kvrouter.tools.demo.workload import Reply
 
 _BY_SOURCE = re.compile(
@@ -55,7 +55,7 @@ def ttft_line(name: str, replies: Sequence[Reply]) -> str:
     tokens = round(sum(reply.prompt_tokens for reply in replies) / len(replies))
     return (
         f"{name:<6} {len(replies):>4} requests of about {tokens} prompt tokens:  TTFT median "
-        f"{median(times) * 1000:6.1f} ms   p95 {percentile(times, 95) * 1000:6.1f} ms"
+        f"{median(times) * 1000:6.1f} ms   p95 {_percentile(times, 95) * 1000:6.1f} ms"
     )
 
 
@@ -78,3 +78,11 @@ def source_table(engines: Mapping[str, Counted], notes: Mapping[str, str]) -> li
         numbers = f"{counted.computed:>12,}{counted.own:>12,}{counted.store:>12,}"
         lines.append(f"{name:<13}{numbers[1:]}   {notes.get(name, '')}".rstrip())
     return lines
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """Interpolated between neighbours, as numpy.percentile does by default."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low, high = ordered[floor(at)], ordered[ceil(at)]
+    return low + (high - low) * (at - floor(at))

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from kvrouter.tools.timed_stream import stream
+from kvrouter.tools.demo.timed_stream import stream
 
 DOCUMENT_CHARACTERS = 6000
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

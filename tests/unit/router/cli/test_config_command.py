@@ -67,8 +67,8 @@ def test_a_file_is_checked_for_the_command_and_with_the_flags_that_are_named(
     assert main(["config", "check", str(written), "--decode", "d:1"]) == 0
     capsys.readouterr()
     assert "no setting 'queue_size'" in told(capsys, "check", str(written), "store")[0]
-    written.write_text("num_prompts: 5\n")
-    assert main(["config", "check", str(written), "bench", "serve"]) == 0
+    written.write_text("name: n\n")
+    assert main(["config", "check", str(written), "key", "new"]) == 0
 
 
 def test_a_tokenizer_that_is_not_there_is_told_before_the_router_starts(
@@ -218,7 +218,7 @@ def test_the_schema_takes_every_setting_and_nothing_else(
         ),
         ("store", "memory: 8GiB\nunix_socket_mode: '0660'\nquota: [a=1GiB, b=10%]\n"),
         ("sim", "model: m\ntime_to_first_token: 100ms\ninter_token_latency: 3\nrole: decode\n"),
-        ("bench serve", "random_token_ids: 1,5\nrequest_rate: 2.5\n"),
+        ("key new", "name: n\n"),
     ],
 )
 def test_the_schema_takes_what_the_command_takes(

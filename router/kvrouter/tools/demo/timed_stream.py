@@ -20,25 +20,17 @@ _SHOWN_CHARACTERS: Final = 300
 
 @dataclass(slots=True)
 class TimedAnswer:
-    """One request and its answer. Times are in seconds.
+    """One request and its answer.
 
     Attributes:
-        started_s: when it was sent, on the performance counter's clock.
-        prompt_tokens: as the server counted them; until then as given.
+        prompt_tokens: as the server counted them.
         ttft_s: from sending it to the first token.
-        gaps_s: between two events that follow one another.
-        latency_s: from sending it to the last token.
-        output_tokens: as the server counted them, else events.
         text, token_ids: of all choices; ids only if the request asked for them.
         error: why it failed; empty if it did not.
     """
 
-    started_s: float
-    prompt_tokens: int
+    prompt_tokens: int = 0
     ttft_s: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)
-    latency_s: float = 0.0
-    output_tokens: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     error: str = ""
@@ -49,22 +41,22 @@ async def stream(
     url: str,
     body: Mapping[str, Any],
     *,
-    prompt_tokens: int = 0,
-    timeout_s: float | None = None,
+    timeout_s: float,
 ) -> TimedAnswer:
     """Send a request that streams, and read its answer to the end.
 
     Never raises for what the server does: `error` says it.
     """
-    answer = TimedAnswer(time.perf_counter(), prompt_tokens)
+    answer = TimedAnswer()
     headers = {"content-type": "application/json"}
+    started_s = time.perf_counter()
     try:
         async with (
             asyncio.timeout(timeout_s),
             session.post(url, data=orjson.dumps(body), headers=headers) as response,
         ):
             if response.status == 200:
-                await _read(response, answer)
+                await _read(response, answer, started_s)
             else:
                 content = await response.text(errors="replace")
                 answer.error = f"status {response.status}: {content[:_SHOWN_CHARACTERS]}"
@@ -73,8 +65,8 @@ async def stream(
     return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: TimedAnswer) -> None:
-    events, last_s, ended = 0, answer.started_s, False
+async def _read(response: aiohttp.ClientResponse, answer: TimedAnswer, started_s: float) -> None:
+    ended = False
     async for data in sse.read_data(response.content.iter_any()):
         if data == sse.DONE:
             ended = True
@@ -84,21 +76,13 @@ async def _read(response: aiohttp.ClientResponse, answer: TimedAnswer) -> None:
             answer.error = f"error in its stream: {event['error']}"
             return
         tokens = [_take_choice(choice, answer) for choice in event.get("choices") or ()]
-        if any(tokens):
-            now_s = time.perf_counter()
-            if events:
-                answer.gaps_s.append(now_s - last_s)
-            else:
-                answer.ttft_s = now_s - answer.started_s
-            events, last_s = events + 1, now_s
+        if any(tokens) and not answer.ttft_s:
+            answer.ttft_s = time.perf_counter() - started_s
         if usage := event.get("usage"):
             answer.prompt_tokens = usage["prompt_tokens"]
-            answer.output_tokens = usage.get("completion_tokens", 0)
-    answer.output_tokens = answer.output_tokens or events
-    answer.latency_s = last_s - answer.started_s
     if not ended:
         answer.error = "its stream broke off"
-    elif not events:
+    elif not answer.ttft_s:
         answer.error = "no token came"
 
 

@@ -1,1 +1,0 @@
-"""`kvrouter bench serve`: load on an OpenAI endpoint, in the figures of `vllm bench serve`."""
