@@ -70,10 +70,10 @@ COMMANDS: Final = (
     ),
     Command(
         "status",
-        "show the state of a running router, every second or once",
+        "ask a running router once, and print a table of its engines",
         "[URL] [FLAG ...]",
-        "kvrouter.tools.terminal.settings:StatusSettings",
-        "kvrouter.tools.terminal.run:run",
+        "kvrouter.tools.status:StatusSettings",
+        "kvrouter.tools.status:run",
     ),
     Command(
         "register",

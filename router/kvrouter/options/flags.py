@@ -11,7 +11,7 @@ from kvrouter.options.option import REQUIRED, Option, options
 from kvrouter.options.other_routers import instead_of_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -39,6 +39,7 @@ class FlagParser(argparse.ArgumentParser):
             add_help=False,
         )
         self._metavars: dict[str, str] = {}
+        self._gone: Mapping[str, str] = getattr(model, "gone", {})  # earlier flags: what to do
         sections: dict[str, list[Option]] = {REQUIRED: []}
         for option in settings:
             sections.setdefault(option.section or _OTHERS, []).append(option)
@@ -102,7 +103,7 @@ class FlagParser(argparse.ArgumentParser):
             if _is_flag(word):
                 flag, equals, value = word.partition("=")
                 value = value if equals or _is_flag(following) else following
-                told = instead_of_flag(flag, value, self._metavars)
+                told = self._gone.get(flag) or instead_of_flag(flag, value, self._metavars)
                 remedy = f"; {told}" if told else did_you_mean(flag, self._metavars)
                 yield f"there is no flag {flag[:_SHOWN]}{remedy}"
 

@@ -1,4 +1,4 @@
-"""The document of /status.json, for the page, for `kvrouter status` and for scripts.
+"""The document of /status.json, for the page and for scripts.
 
 It contains no prompts and no answers. Counts are of the last minute unless their member says
 otherwise, times are seconds, and unknown values are null. Members are added, never renamed.
@@ -246,7 +246,7 @@ class TierCard(msgspec.Struct):
     hits: int
     misses: int
     evictions: int
-    note: str | None = None
+    note: str | None
 
 
 class StoreCard(msgspec.Struct):
@@ -285,4 +285,4 @@ class Snapshot(msgspec.Struct):
     history: History
     requests: RequestList
     store: StoreCard | None
-    stores: list[StoreCard] = []
+    stores: list[StoreCard]

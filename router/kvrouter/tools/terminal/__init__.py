@@ -1,1 +1,0 @@
-"""`kvrouter status`: the live status of a router, in a terminal or for a script."""
