@@ -9,8 +9,8 @@ export KVROUTER_VLLM_PYTHON
 export KVROUTER_COMPATIBILITY=$PWD/build/compatibility
 rm -rf "$KVROUTER_COMPATIBILITY"
 step "tests/vllm"
-python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_kills.py --ignore tests/vllm/test_demo.py \
-  --ignore tests/vllm/test_guidellm.py --ignore tests/vllm/test_nixl.py --ignore tests/vllm/test_multi_connector.py \
+python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_kills.py --ignore tests/vllm/test_guidellm.py \
+  --ignore tests/vllm/test_nixl.py --ignore tests/vllm/test_multi_connector.py \
   --ignore tests/vllm/test_entrypoints.py \
   --timeout 900 -o faulthandler_timeout=600 --durations 25 -v -s -rs
 step "what ran is what docs/vllm.md says"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# KV caches of torch tensors, the engine of examples/torch_engine, and the demo on it, on the CPU. torch and transformers
+# KV caches of torch tensors, and the engine of examples/torch_engine, on the CPU. torch and transformers
 # are those of the engines' environment (tests/vllm/make_env.sh), which is kept outside the checkout.
 . "$(dirname "$0")/../lib.sh"
 activate_dev

@@ -1,6 +1,6 @@
 """Demos that are ended with their test."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from tests.tools.demo.running import Running
@@ -11,8 +11,8 @@ def running() -> Iterator[type[Running]]:
     started: list[Running] = []
 
     class Tracked(Running):
-        def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
-            super().__init__(*flags, environment=environment)
+        def __init__(self, *flags: str) -> None:
+            super().__init__(*flags)
             started.append(self)
 
     yield Tracked

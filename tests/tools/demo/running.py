@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,24 +21,6 @@ def children(pid: int) -> set[int]:
     except (FileNotFoundError, ProcessLookupError):
         return set()
     return {int(child) for child in listed.split()}
-
-
-def descendants(pid: int) -> set[int]:
-    """Those, and theirs."""
-    own = children(pid)
-    return own.union(*(descendants(child) for child in own))
-
-
-def shared_memory(pids: set[int]) -> set[Path]:
-    """The files of shared memory that processes have mapped."""
-    found: set[Path] = set()
-    for pid in pids:
-        try:
-            maps = Path(f"/proc/{pid}/maps").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found |= {Path(name) for name in re.findall(r" (/dev/shm/psm_\w+)$", maps, re.MULTILINE)}
-    return found
 
 
 def alive(pid: int) -> bool:
@@ -61,13 +42,12 @@ def all_gone(pids: set[int]) -> bool:
 class Running:
     """A demo that runs, and every process that it was seen to have."""
 
-    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *flags: str) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **(environment or {})},
         )
         self.children: set[int] = set()
         self.said = ""

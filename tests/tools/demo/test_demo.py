@@ -6,7 +6,10 @@ import subprocess
 import sys
 import urllib.request
 
+import pytest
 from tests.tools.demo.running import QUICK, Running, all_gone
+
+from kvrouter.cli.main import main
 
 
 def test_it_ends_well_with_figures_and_leaves_nothing_behind(running: type[Running]) -> None:
@@ -59,3 +62,14 @@ def test_no_torch_is_imported_on_the_way() -> None:
         "sys.exit(any(name.split('.')[0] in ('torch', 'vllm') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "flags", ["--engine vllm --vllm-python py --model m", "--engine=torch", "--start-timeout 9"]
+)
+def test_flags_of_real_engines_are_answered_with_the_pages_that_start_them(
+    capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
+    assert main(["demo", *flags.split()]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert "docs/quickstart-vllm.md for vLLM engines, docs/torch.md" in told

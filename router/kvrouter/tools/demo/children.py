@@ -6,11 +6,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from kvrouter.tools.demo.settings import child_environment
 
@@ -33,7 +32,6 @@ class Child:
     process: asyncio.subprocess.Process
     urls: dict[str, str]
     killed: bool = False
-    guarded: bool = False
 
     @property
     def pid(self) -> int:
@@ -46,12 +44,12 @@ class Child:
         return self.urls["http"]
 
 
-def _dies_with(parent: int, last_signal: signal.Signals) -> Callable[[], None]:
-    """For the child before it runs its program: the signal that it gets when the parent ends."""
+def _dies_with(parent: int) -> Callable[[], None]:
+    """For the child before it runs its program: it gets SIGKILL when the parent ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def tie() -> None:
-        prctl(_PR_SET_PDEATHSIG, last_signal)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -85,10 +83,16 @@ class Children:
         Raises ChildFailed if it ends before that, or takes longer than `start_s`.
         """
         with self._log(name).open("wb") as log:
-            command = (*program, *arguments)
-            process = await self._spawn(
-                command, child_environment(), stdout=asyncio.subprocess.PIPE, stderr=log
+            process = await asyncio.create_subprocess_exec(
+                *(*program, *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=child_environment(),
+                start_new_session=True,
+                preexec_fn=_dies_with(os.getpid()),
             )
+        self._processes.append(process)
         try:
             async with asyncio.timeout(start_s):
                 urls = await _printed_urls(process)
@@ -100,43 +104,6 @@ class Children:
         self._started.append(child)
         self._drains.append(asyncio.create_task(_drain(process)))
         return child
-
-    async def launch(
-        self, name: str, url: str, command: Sequence[str], environment: Mapping[str, str]
-    ) -> Child:
-        """Run any command that will serve HTTP at `url`, and may have processes of its own.
-
-        Does not wait until it serves.
-        """
-        guarded = (sys.executable, "-m", "kvrouter.tools.demo.guard", *command)
-        with self._log(name).open("wb") as log:
-            process = await self._spawn(
-                guarded, environment, stdout=log, stderr=log, last_signal=signal.SIGTERM
-            )
-        child = Child(name, process, {"http": url}, guarded=True)
-        self._started.append(child)
-        return child
-
-    async def _spawn(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        stdout: IO[bytes] | int,
-        stderr: IO[bytes],
-        last_signal: signal.Signals = signal.SIGKILL,
-    ) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=_dies_with(os.getpid(), last_signal),
-        )
-        self._processes.append(process)
-        return process
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -160,9 +127,6 @@ class Children:
     async def kill(self, child: Child) -> None:
         """SIGKILL, as at a loss of power; returns when the process is gone."""
         child.killed = True
-        if child.guarded:
-            child.process.send_signal(signal.SIGUSR1)
-            await _gone([child.process])
         await _end(child.process)
 
     async def stop(self) -> None:

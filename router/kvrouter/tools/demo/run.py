@@ -11,17 +11,13 @@ from pathlib import Path
 import aiohttp
 
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
-from kvrouter.tools.demo.cluster import Cluster, DemoEngines
+from kvrouter.tools.demo.cluster import Cluster
 from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
-from kvrouter.tools.demo.find_torch import find_torch
-from kvrouter.tools.demo.find_vllm import find_vllm
 from kvrouter.tools.demo.folder import demo_folder
 from kvrouter.tools.demo.progress import Progress
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.simulated import Simulated
-from kvrouter.tools.demo.torch_engines import TorchEngines
-from kvrouter.tools.demo.vllm_engines import VllmEngines
-from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
+from kvrouter.tools.demo.workload import Reply, Workload, conversations
 
 READY_S = 20.0
 BUSY_S = 0.3
@@ -48,30 +44,26 @@ class Demo:
     """One run, from an empty machine to figures."""
 
     settings: DemoSettings
-    engines: DemoEngines
+    engines: Simulated
     children: Children
     progress: Progress
     session: aiohttp.ClientSession
 
     def __post_init__(self) -> None:
-        self._work = Workload(
-            *(self.session, self.engines.model, self.settings.answer_tokens),
-            request_s=self.engines.request_s,
-            more=self.engines.more,
-        )
+        self._work = Workload(self.session, self.engines.model, self.settings.answer_tokens)
         self.outcome = DemoOutcome()
 
     async def run(self, folder: Path) -> Cluster:
         """Start the cluster, send cold and then warm requests, and check the answers."""
         settings, engines, progress = self.settings, self.engines, self.progress
-        progress.step(engines.opening())
+        progress.step("starting a store, 2 prefill and 2 decode engines and the router")
         cluster = await engines.start(self.children, folder)
         self._work.url = cluster.router.http
         await self._ready()
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
         progress.line(f"{urls}   store {cluster.store.urls['kv']}")
         progress.step(f"cold: {settings.documents} documents, each for the first time")
-        for done, reader in enumerate(self._conversations(settings.documents), 1):
+        for done, reader in enumerate(conversations(settings.documents, settings.documents), 1):
             self.outcome.cold.append(await self._work.ask(reader, "What is it about?"))
             progress.count(done, settings.documents)
         await self._warm(cluster)
@@ -80,17 +72,14 @@ class Demo:
                 self.outcome.engines[engine.name] = Counted.read(await self._metrics(engine))
         progress.step("comparing every answer")
         for part in (self.outcome.cold, self.outcome.warm):
-            part[:] = await engines.checked(self.session, cluster, part)
+            part[:] = engines.checked(part)
         return cluster
-
-    def _conversations(self, count: int) -> list[Conversation]:
-        return conversations(self.settings.documents, count, chats=self.engines.chats)
 
     async def _warm(self, cluster: Cluster) -> None:
         """Conversations about the same documents. A prefill engine dies after a third of them."""
         settings, progress = self.settings, self.progress
         whole = settings.conversations * settings.turns
-        every = self._conversations(settings.conversations)
+        every = conversations(settings.documents, settings.conversations)
         progress.step(f"warm: {settings.conversations} conversations of {settings.turns} turns")
         killed: list[asyncio.Task[None]] = []
         count = 0
@@ -103,8 +92,7 @@ class Demo:
                 victim = cluster.engines[self.engines.prefill[0]]
                 killed.append(asyncio.create_task(self._kill(victim)))
 
-        at_once = min(settings.concurrency, self.engines.at_once)
-        self.outcome.warm = await self._work.run(every, settings.turns, at_once, done)
+        self.outcome.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
         await asyncio.gather(*killed)
 
     async def _kill(self, victim: Child) -> None:
@@ -140,7 +128,7 @@ class Demo:
             return await answer.text()
 
 
-def report(outcome: DemoOutcome, engines: DemoEngines, progress: Progress) -> bool:
+def report(outcome: DemoOutcome, engines: Simulated, progress: Progress) -> bool:
     """Print the figures; whether all answers were right."""
     requests = len(outcome.cold) + len(outcome.warm)
     whole = sum(outcome.engines.values(), Counted())
@@ -156,7 +144,7 @@ def report(outcome: DemoOutcome, engines: DemoEngines, progress: Progress) -> bo
         progress.line(line)
     progress.line(
         f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} cached by the engines, "
-        f"{whole.store / whole.total:.1%} loaded from the store, {engines.loaded}"
+        f"{whole.store / whole.total:.1%} loaded from the store, every byte of it compared"
     )
     progress.line()
     for problem in outcome.problems:
@@ -164,15 +152,13 @@ def report(outcome: DemoOutcome, engines: DemoEngines, progress: Progress) -> bo
     progress.line(
         f"{requests - len(outcome.problems)} of {requests} answers complete and right; {victim} "
         f"was killed with {outcome.in_flight_at_death} requests in flight; "
-        f"{engines.assurance(whole.wrong_blocks)}"
+        f"{whole.wrong_blocks} blocks were wrong"
     )
     return not outcome.problems and not whole.wrong_blocks
 
 
-async def _demo(
-    settings: DemoSettings, engines: DemoEngines, stop: asyncio.Event, kept: asyncio.Event
-) -> int:
-    progress = Progress()
+async def _demo(settings: DemoSettings, stop: asyncio.Event, kept: asyncio.Event) -> int:
+    engines, progress = Simulated(settings), Progress()
     connector = aiohttp.TCPConnector(limit=0)
     with demo_folder() as folder:
         async with (
@@ -202,13 +188,13 @@ async def _demo(
             return 0 if well else 1
 
 
-async def _until_signalled(settings: DemoSettings, engines: DemoEngines) -> int:
+async def _until_signalled(settings: DemoSettings) -> int:
     """Run the demo. SIGINT or SIGTERM ends it and everything that it started."""
     stop, kept = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    demo = asyncio.create_task(_demo(settings, engines, stop, kept))
+    demo = asyncio.create_task(_demo(settings, stop, kept))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([demo, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -222,13 +208,5 @@ async def _until_signalled(settings: DemoSettings, engines: DemoEngines) -> int:
 
 
 def run(settings: DemoSettings) -> int:
-    """Run the demo; 0 if every answer was complete and right, else 1.
-
-    Raises UsageError if engines are wanted that cannot run.
-    """
-    engines: DemoEngines = Simulated(settings)
-    if settings.engine == "vllm":
-        engines = VllmEngines(settings, find_vllm(settings.vllm_python))
-    elif settings.engine == "torch":
-        engines = TorchEngines(settings, find_torch(settings.torch_python))
-    return asyncio.run(_until_signalled(settings, engines))
+    """Run the demo; 0 if every answer was complete and right, else 1."""
+    return asyncio.run(_until_signalled(settings))

@@ -1,14 +1,11 @@
 """The demo on simulated engines. Their answers are a function of KV bytes, so they are known."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
-
 from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.demo.cluster import Cluster, DemoEngines
+from kvrouter.tools.demo.cluster import Cluster, free_port, start_router, start_store
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import CHAT, Reply
 from kvrouter.tools.sim.oracle import Oracle
@@ -17,33 +14,37 @@ from kvrouter.tools.sim.store_link import sim_manifest
 from kvrouter_store.identity.chain import root_hash
 
 
-class Simulated(DemoEngines):
-    """Two prefill and two decode engines; an oracle knows their right answers."""
+class Simulated:
+    """Two prefill and two decode engines; an oracle knows their right answers.
+
+    Attributes:
+        model: the name that they serve.
+        prefill, decode: names of the engines; the demo kills the first prefill engine.
+    """
 
     model = "demo-8b"
     prefill = ("prefill-0", "prefill-1")
     decode = ("decode-0", "decode-1")
-    request_s = 30.0
-    loaded = "every byte of it compared"
-    store_memory = "256MiB"
 
     def __init__(self, settings: DemoSettings) -> None:
-        super().__init__(settings)
+        self.settings = settings
         sim = SimSettings(model=self.model)
         root = root_hash(None)
         revision = sim.weights_revision
         manifest = sim_manifest(self.model, revision, sim.block_size, sim.block_bytes, root)
         self._oracle = Oracle(manifest)
 
-    def opening(self) -> str:
-        """What `start` starts, in words."""
-        return "starting a store, 2 prefill and 2 decode engines and the router"
+    async def start(self, children: Children, folder: Path) -> Cluster:
+        """Start store, engines and router; returns when all are ready. Raises ChildFailed."""
+        store = await start_store(children, folder, "256MiB")
+        events = f"tcp://127.0.0.1:{free_port()}"
+        engines = await self._start_engines(children, self.engine_flags(store.urls["kv"], events))
+        roles = [[engines[name] for name in names] for names in (self.prefill, self.decode)]
+        router = await start_router(children, self.settings.port, store, roles, events)
+        return Cluster(store, engines, router)
 
-    async def start_engines(
-        self, children: Children, folder: Path, store: str, events: str
-    ) -> dict[str, Child]:
-        """See `DemoEngines`; they take free ports."""
-        flags = self.engine_flags(store, events)
+    async def _start_engines(self, children: Children, flags: tuple[str, ...]) -> dict[str, Child]:
+        """The engines, by name; they take free ports."""
         names = (*self.prefill, *self.decode)
         started = await asyncio.gather(
             *(children.start(name, "sim", "--role", name.split("-")[0], *flags) for name in names)
@@ -59,16 +60,10 @@ class Simulated(DemoEngines):
             *("--inter-token-latency", "5ms"),
         )
 
-    async def checked(
-        self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
-    ) -> list[Reply]:
+    def checked(self, replies: list[Reply]) -> list[Reply]:
         """The replies, each with its problem."""
         answer_tokens = self.settings.answer_tokens
         return [checked_reply(self._oracle, reply, answer_tokens) for reply in replies]
-
-    def assurance(self, wrong_blocks: int) -> str:
-        """What was compared."""
-        return f"{wrong_blocks} blocks were wrong"
 
 
 def checked_reply(oracle: Oracle, reply: Reply, answer_tokens: int) -> Reply:

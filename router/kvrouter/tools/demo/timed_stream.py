@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -25,14 +25,13 @@ class TimedAnswer:
     Attributes:
         prompt_tokens: as the server counted them.
         ttft_s: from sending it to the first token.
-        text, token_ids: of all choices; ids only if the request asked for them.
+        text: of all choices.
         error: why it failed; empty if it did not.
     """
 
     prompt_tokens: int = 0
     ttft_s: float = 0.0
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
     error: str = ""
 
 
@@ -88,8 +87,7 @@ async def _read(response: aiohttp.ClientResponse, answer: TimedAnswer, started_s
 
 def _take_choice(choice: dict[str, Any], answer: TimedAnswer) -> bool:
     """Whether the choice of an event has a token: the first event of a chat has only a role."""
-    text, ids = choice.get("text"), choice.get("token_ids") or []
+    text = choice.get("text")
     content = text if text is not None else (choice.get("delta") or {}).get("content")
     answer.text += content or ""
-    answer.token_ids += ids
-    return bool(text is not None or content or ids)
+    return bool(text is not None or content)

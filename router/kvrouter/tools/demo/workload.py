@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import aiohttp
 from kvrouter.tools.demo.timed_stream import stream
 
 DOCUMENT_CHARACTERS = 6000
+REQUEST_S = 30.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SUBJECTS = ("the router", "an engine", "the store", "a lease", "a prefix", "a policy", "the slab")
 _VERBS = ("keeps", "loads", "names", "waits for", "evicts", "commits", "hands over", "matches")
@@ -19,10 +20,7 @@ _OBJECTS = ("a block", "the manifest", "every part", "a slot", "its chain", "the
 
 @dataclass(frozen=True)
 class Reply:
-    """One request and its answer. `problem` is empty if none is known.
-
-    `tokens`: ids, if the request asked for them.
-    """
+    """One request and its answer. `problem` is empty if none is known."""
 
     ttft_s: float
     prompt_tokens: int
@@ -30,7 +28,6 @@ class Reply:
     path: str = ""
     body: dict[str, Any] = field(default_factory=dict, repr=False)
     text: str = ""
-    tokens: tuple[int, ...] = ()
 
 
 @dataclass
@@ -67,14 +64,12 @@ class Conversation:
         return f"{self.document}\n{turns}Q: {question}\nA: "
 
 
-def conversations(
-    documents: int, count: int, seed: int = 7, *, chats: bool = True
-) -> list[Conversation]:
-    """`count` conversations over `documents` documents; every second document may be for chats."""
+def conversations(documents: int, count: int, seed: int = 7) -> list[Conversation]:
+    """`count` conversations over `documents` documents; every second document is for chats."""
     draw = random.Random(seed)
     texts = [_document(draw, index) for index in range(documents)]
     return [
-        Conversation(f"c{index}", texts[index % documents], chats and index % documents % 2 == 0)
+        Conversation(f"c{index}", texts[index % documents], index % documents % 2 == 0)
         for index in range(count)
     ]
 
@@ -89,13 +84,11 @@ def _document(draw: random.Random, index: int) -> str:
 
 @dataclass(eq=False)
 class Workload:
-    """Sends conversations to the router at `url`; `more` is in every request."""
+    """Sends conversations to the router at `url`."""
 
     session: aiohttp.ClientSession
     model: str
     answer_tokens: int
-    request_s: float = 30.0
-    more: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.url = ""
@@ -104,16 +97,14 @@ class Workload:
     async def ask(self, conversation: Conversation, question: str) -> Reply:
         """One turn, which the conversation remembers. Does not check the text."""
         path, body = conversation.request(question, self.model, self.answer_tokens)
-        body |= self.more
         self.in_flight += 1
         try:
-            answer = await stream(self.session, self.url + path, body, timeout_s=self.request_s)
+            answer = await stream(self.session, self.url + path, body, timeout_s=REQUEST_S)
         finally:
             self.in_flight -= 1
         conversation.turns.append((question, answer.text))
         problem = answer.error and f"{conversation.name}: {answer.error}"
-        tokens = tuple(answer.token_ids)
-        return Reply(answer.ttft_s, answer.prompt_tokens, problem, path, body, answer.text, tokens)
+        return Reply(answer.ttft_s, answer.prompt_tokens, problem, path, body, answer.text)
 
     async def run(
         self,
