@@ -64,8 +64,6 @@ def test_a_flag_leads_to_ours_or_says_why_there_is_none(row: list[str]) -> None:
         "--health-check-interval-secs",
         "--intra-node-data-parallel-size",
         "--log-level",
-        "--prefiller-host",
-        "--decoder-port",
     ],
 )
 def test_a_flag_without_a_row_is_taken_as_it_is(flag: str) -> None:

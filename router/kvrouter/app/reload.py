@@ -32,14 +32,7 @@ KEYS: Final = (
     "ssl_ca_certs",
 )
 """Read again whether they changed or not: the contents of their files may have."""
-ENGINES: Final = (
-    "prefill",
-    "decode",
-    "prefiller_hosts",
-    "prefiller_ports",
-    "decoder_hosts",
-    "decoder_ports",
-)
+ENGINES: Final = ("prefill", "decode")
 RELOADED: Final = frozenset(
     {
         "max_concurrent_requests",

@@ -19,7 +19,6 @@ from pydantic_settings import SettingsConfigDict
 from kvrouter.access.ports_settings import PortSettings
 from kvrouter.access.settings import AccessSettings
 from kvrouter.admission.settings import AdmissionSettings
-from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
@@ -40,7 +39,6 @@ from kvrouter.options.types import (
     StoreUrls,
     by_engine,
     checked,
-    unique_addresses,
 )
 from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.stores import is_foreign, store_urls
@@ -72,7 +70,6 @@ class RouterSettings(
     RedisSettings,
     CanarySettings,
     ObservabilitySettings,
-    ToyProxySettings,
     Settings,
 ):
     """Settings of `kvrouter serve`: its own, and those of the packages."""
@@ -300,12 +297,6 @@ class RouterSettings(
                 f"with --admin, every client that reaches {host} could add and remove engines: "
                 "give --admin-token TOKEN, or listen on --host 127.0.0.1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _paired_engines(self) -> RouterSettings:
-        self.prefill = unique_addresses([*self.prefill, *self.paired_prefill])
-        self.decode = unique_addresses([*self.decode, *self.paired_decode])
         return self
 
     @model_validator(mode="after")

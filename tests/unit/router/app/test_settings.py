@@ -1,4 +1,4 @@
-"""The router's own settings: its engines, and the flags of vLLM's toy proxy."""
+"""The router's own settings: its engines, and the nodes of its store."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_numbers_are_given_by_model_in_yaml_as_a_mapping_too() -> None:
     assert settings.model_thresholds == {"a": 0, "b": 1, "c": 2}
     for wrong in ("9", "=9", "m=0", "m=x", "m=-1"):
         with pytest.raises(UsageError, match="give it as NAME=COUNT, with at least 1"):
-            engines(decode=["a:1"], model_max_concurrent_requests=[wrong])
+            load(RouterSettings, {"decode": ["a:1"], "model_max_concurrent_requests": [wrong]})
 
 
 @pytest.mark.parametrize(
@@ -62,41 +62,6 @@ def test_a_comma_within_a_url_is_kept(given: Any) -> None:
 @pytest.mark.parametrize("given", [None, "", []])
 def test_without_a_node_there_is_no_store(given: Any) -> None:
     assert load(RouterSettings, {"decode": ["a:1"], "store": given}).settings.store == []
-
-
-def engines(**given: Any) -> dict[str, str]:
-    return {at: role.value for at, role in load(RouterSettings, given).settings.engines.items()}
-
-
-def test_the_toy_proxys_spellings_name_the_same_engines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = "--prefiller-hosts a ::1 --prefiller-ports 1 2 --decoder-host d --decoder-port 3"
-    assert main(["config", "show", "serve", *flags.split()]) == 0
-    shown = capsys.readouterr().out
-    assert 'prefill: ["a:1", "[::1]:2"]' in shown
-    assert 'decode: ["d:3"]' in shown
-
-
-def test_hosts_and_ports_that_are_left_out_are_those_of_the_toy_proxy() -> None:
-    assert engines(decoder_ports=["8201", "8202"], decoder_hosts=["d", "e"]) == {
-        "d:8201": "decode",
-        "e:8202": "decode",
-    }
-    assert engines(prefiller_hosts=["p"], decoder_hosts=["d"]) == {
-        "p:8100": "prefill",
-        "d:8200": "decode",
-    }
-    assert engines(decoder_ports=["8200"]) == {"localhost:8200": "decode"}
-
-
-def test_hosts_without_as_many_ports_are_wrong_use() -> None:
-    with pytest.raises(UsageError, match="2 --decoder-hosts and 1 --decoder-ports: give as many"):
-        engines(decoder_hosts=["d", "e"], decoder_ports=["1"])
-
-
-def test_both_spellings_of_an_engine_are_one_engine() -> None:
-    assert engines(decode=["d:8200"], decoder_hosts=["d"]) == {"d:8200": "decode"}
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,8 @@ def test_a_wrong_flag_is_one_sentence_with_the_remedy(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
+        ("--prefiller-hosts a", "no flag --prefiller-hosts; use --prefill: HOST:PORT of each"),
+        ("--decoder-port 1", "no flag --decoder-port; use --decode: HOST:PORT of each engine"),
         ("--worker-urls a b", "no flag --worker-urls; use --decode: engines that take whole"),
         ("--cache-threshold=0.5", "no flag --cache-threshold; leave it out: cached and waiting"),
         ("--retry-max-backoff-ms 5", "no flag --retry-max-backoff-ms; leave it out: another"),
