@@ -69,9 +69,10 @@ def make_control_side(
         apart=board is not None,
     )
     rows, token = status.rows(), core.admin_token
-    if settings.admin:
+    if settings.admin or board is not None:
         fleet = members.group.fleet if members.group is not None else members.fleet
-        rows += Admin(core.pool, fleet, members.prober, token, core.tracker).rows()
+        admin = Admin(core.pool, fleet, members.prober, token, core.tracker)
+        rows += admin.rows(changes=settings.admin)
     if board is None:
         return ControlSide(rows=rows, ports=Ports(server, None), snapshots=None, events=None)
     # Imported here because it is heavy, and most routers have no control port.

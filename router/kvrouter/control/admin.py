@@ -51,14 +51,11 @@ class Admin:
     token: AdminToken
     tracker: CacheTracker | None = None
 
-    def rows(self) -> list[Row]:
-        """The endpoints."""
-        calls = (
-            ("GET", PATH, self._list),
-            ("POST", PATH, self._add),
-            ("GET", f"{PATH}/", self._show),
-            ("DELETE", f"{PATH}/", self._remove),
-        )
+    def rows(self, *, changes: bool = True) -> list[Row]:
+        """The endpoints, those that change engines only with `changes`."""
+        calls = [("GET", PATH, self._list), ("GET", f"{PATH}/", self._show)]
+        if changes:
+            calls += [("POST", PATH, self._add), ("DELETE", f"{PATH}/", self._remove)]
         return [(method, path, partial(self._admitted, call)) for method, path, call in calls]
 
     def _admitted(self, call: Respond, request: HttpRequest) -> HttpResponse:

@@ -24,7 +24,7 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 HEADS: Final = (
     "engine", "role", "state", "healthy", "breaker", "load", "tokens", "index", "models", "problem"
 )  # fmt: skip
-_ADDRESS: Final = "start the router with --admin, and give the URL of its --control-port, if any"
+_ADDRESS: Final = "start the router with --control-port and give the URL of that, or with --admin"
 _TOKEN: Final = "give its admin token in KVROUTER_STATUS_TOKEN"
 _ONCE: Final = "leave it out: the command asks once; `watch kvrouter status` repeats it"
 _JSON: Final = "leave it out: JSON is at /workers, and at /status.json of a control port"

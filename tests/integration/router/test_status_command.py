@@ -137,10 +137,24 @@ async def test_a_router_that_is_silent_is_one_sentence_and_2() -> None:
         )
 
 
-async def test_a_router_without_admin_is_told_to_start_with_it(site: Open) -> None:
-    here = await site(control_port=0)
-    told = await refused(control(here))
-    assert "/workers answers 404; start the router with --admin" in told
+async def test_a_control_port_without_admin_lists_engines_and_lets_none_be_changed(
+    site: Open,
+) -> None:
+    here = await site(0, 1, control_port=0)
+    engine, url = here.decode[0].address, f"{control(here)}/workers"
+    code, out, _ = await status(control(here))
+    assert (code, engine in out) == (0, True)
+    added = {"url": "127.0.0.1:9", "worker_type": "decode"}
+    async with here.http.post(url, json=added) as answer:
+        assert answer.status == 405
+    async with here.http.delete(f"{url}/{engine}") as answer:
+        assert answer.status == 405
+
+
+async def test_a_router_with_one_port_and_without_admin_has_no_list(site: Open) -> None:
+    here = await site()
+    told = await refused(here.url(""))
+    assert "/workers answers 404; start the router with --control-port and" in told
 
 
 async def test_an_answer_of_something_else_is_one_sentence_and_2() -> None:
