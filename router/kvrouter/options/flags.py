@@ -40,7 +40,6 @@ class FlagParser(argparse.ArgumentParser):
         )
         self._removed: Mapping[str, str] = getattr(model, "removed", {})
         self._metavars: dict[str, str] = {}
-        self._gone: Mapping[str, str] = getattr(model, "gone", {})  # earlier flags: what to do
         sections: dict[str, list[Option]] = {REQUIRED: []}
         for option in settings:
             sections.setdefault(option.section or _OTHERS, []).append(option)
@@ -65,7 +64,7 @@ class FlagParser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             raise UsageError(self._misused(str(error.argument_name))) from None
         if unknown:
-            raise UsageError("\n".join(dict.fromkeys(self._unknown(unknown))))  # all at once
+            raise UsageError("\n".join(self._unknown(unknown)))  # each at once: there may be many
         return vars(given)
 
     def _add(self, group: argparse._ArgumentGroup, option: Option) -> None:
@@ -103,11 +102,8 @@ class FlagParser(argparse.ArgumentParser):
         for word, following in zip(given, [*given[1:], ""], strict=True):
             if _is_flag(word):
                 flag, equals, value = word.partition("=")
-                if flag in self._removed:
-                    yield self._removed[flag]
-                    continue
                 value = value if equals or _is_flag(following) else following
-                told = self._gone.get(flag) or instead_of_flag(flag, value, self._metavars)
+                told = self._removed.get(flag) or instead_of_flag(flag, value, self._metavars)
                 remedy = f"; {told}" if told else did_you_mean(flag, self._metavars)
                 yield f"there is no flag {flag[:_SHOWN]}{remedy}"
 

@@ -34,7 +34,7 @@ class StatusSettings(Settings):
     """Which router to ask."""
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_STATUS_", frozen=True)
-    gone: ClassVar[Mapping[str, str]] = {
+    removed: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("--once", "--interval", "--interval-s"), _ONCE),
         **dict.fromkeys(("--json", "--json-lines"), _JSON),
         "--color": "leave it out: the table is plain text",

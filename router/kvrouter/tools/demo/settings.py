@@ -20,8 +20,8 @@ class DemoSettings(Settings):
             *("--engine", "--model", "--vllm-python", "--torch-python"),
             *("--start-timeout", "--start-timeout-s"),
         ),
-        "--engine and its flags are gone: the demo's engines are simulated; follow "
-        "docs/quickstart-vllm.md for vLLM engines, docs/torch.md for the torch engine",
+        "leave it out, as engines are simulated: docs/quickstart-vllm.md starts vLLM engines, "
+        "docs/torch.md the torch engine",
     )
 
     keep: bool = Field(
