@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.integration.gaps.meter import MOST_S
+from tests.integration.gaps.meter import is_brief
 
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.openai.late_refusal import refusal_events
@@ -67,7 +67,7 @@ STREAMS: dict[str, Callable[[bytes], Any]] = {
 def assert_short(read: Callable[[bytes], Any], text: bytes) -> None:
     begun_s = time.thread_time()
     read(text)
-    assert time.thread_time() - begun_s < MOST_S
+    assert is_brief(time.thread_time() - begun_s)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -115,6 +115,6 @@ async def test_the_longest_answer_with_token_ids_is_read_within_a_turn(answer: s
     try:
         begun_s = time.thread_time()
         await source.tokens([engine], "m", b"{}", None)
-        assert time.thread_time() - begun_s < MOST_S
+        assert is_brief(time.thread_time() - begun_s)
     finally:
         source.close()
