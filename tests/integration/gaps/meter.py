@@ -7,23 +7,6 @@ from typing import Self
 
 MOST_S = 0.1
 TICK_S = 0.001
-LOOP_S = 0.02
-"""What `_loop_s` takes on a machine of usual speed; busy hosts give their guests a third of it."""
-SLOWEST = 4.0
-
-
-def is_brief(cpu_s: float) -> bool:
-    """Whether so much CPU would be less than `MOST_S` on a machine of usual speed."""
-    if cpu_s < MOST_S:
-        return True
-    return cpu_s < MOST_S * min(_loop_s() / LOOP_S, SLOWEST)
-
-
-def _loop_s() -> float:
-    """CPU of a fixed loop: the speed of this machine now."""
-    begun_s = time.thread_time()
-    made = {str(number): number for number in range(100_000)}
-    return time.thread_time() - begun_s if made else 0.0
 
 
 class GapMeter:
