@@ -1,21 +1,17 @@
 #include "router/json_bounds.h"
 
-#include <cstring>
-
 namespace kv {
 
 namespace {
 
-// The byte behind the string that begins before `at`; `end` where it does not end.
+// The byte behind the string that begins before `at`; `end` where it does not end. A byte at a time:
+// as fast for a text of escapes, which memchr() would find one by one.
 const char* behind_string(const char* at, const char* end) {
-  for (;;) {
-    const auto* quote = static_cast<const char*>(memchr(at, '"', static_cast<size_t>(end - at)));
-    if (quote == nullptr) return end;
-    const char* before = quote;
-    while (before > at && before[-1] == '\\') --before;
-    if ((quote - before) % 2 == 0) return quote + 1;
-    at = quote + 1;
+  for (bool escaped = false; at < end; ++at) {
+    if (*at == '"' && !escaped) return at + 1;
+    escaped = *at == '\\' && !escaped;
   }
+  return end;
 }
 
 }  // namespace

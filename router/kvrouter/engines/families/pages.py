@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,7 +82,10 @@ class EnginePages:
         return self._json[path]
 
     async def metrics(self) -> bytes:
-        """The first METRICS_BYTES of its metrics; empty if they cannot be read."""
+        """The first METRICS_BYTES of its metrics; empty if they cannot be read.
+
+        Each search of them has a turn of the loop of its own.
+        """
         if self._metrics is None:
             try:
                 self._metrics = (await self.body("/metrics"))[:METRICS_BYTES]
@@ -89,6 +93,7 @@ class EnginePages:
                 if error.ours or error.silent:  # the next check asks again
                     raise
                 self._metrics = b""
+        await asyncio.sleep(0)
         return self._metrics
 
     async def _read_json(self, path: str) -> dict[str, Any]:
