@@ -24,8 +24,8 @@ from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 
 from benchmarks.arguments import parser_of
 from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import NodeIndex
-from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 

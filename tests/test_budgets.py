@@ -57,16 +57,12 @@ openai/request.py
 openai/response.py
 openai/sse.py
 serving/handler.py
-serving/completions.py
 serving/request/context.py
-serving/request/forwarded_headers.py
+serving/request/headers.py
 serving/legs/orchestrator.py
 serving/legs/inputs.py
 serving/legs/prefill.py
 serving/legs/leg.py
-serving/legs/engine_client.py
-serving/legs/landing.py
-serving/streaming/sinks.py
 serving/streaming/relay.py
 routing/plan.py
 routing/reservations.py

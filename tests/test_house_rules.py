@@ -157,3 +157,32 @@ def test_a_metric_is_registered_in_one_place() -> None:
         for name in set(pattern.findall(path.read_text())):
             places.setdefault(name, []).append(shown(path))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+RECORDS = {"route", "timing", "outcome", "held"}
+"""What `RequestContext` keeps of a request: each changes by its own verbs alone."""
+
+
+def written(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The attributes that are assigned to members of those names, or to locals called so."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            for part in parts:
+                owner = part.value if isinstance(part, ast.Attribute) else None
+                name = getattr(owner, "attr", getattr(owner, "id", None))
+                if isinstance(part, ast.Attribute) and name in RECORDS:
+                    yield f"{name}.{part.attr}", part.lineno
+
+
+def test_the_records_of_a_request_have_one_writer() -> None:
+    found = [
+        f"{shown(path, line)}: {what}"
+        for path in sources(".py", under="router/kvrouter/serving")
+        if path.name != "context.py"
+        for what, line in written(ast.parse(path.read_text()))
+    ]
+    assert found == []

@@ -19,8 +19,8 @@ from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
 from kvrouter.openai.endpoints import BELOW, ENDPOINTS, LOAD
 from kvrouter.serving.handler import RequestHandler
-from kvrouter.serving.legs.forward import FleetLoad
 from kvrouter.serving.legs.leg import KINDS
+from kvrouter.serving.passthrough import FleetLoad
 from kvrouter.serving.request.caller_salt import CallerSalts
 from kvrouter.serving.request.versions import Versions
 from kvrouter.serving.settle import Settler

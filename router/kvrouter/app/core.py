@@ -21,11 +21,11 @@ from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.stores import foreign_store
+from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import NodeIndex
-from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
-from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.failures import Retries
+from kvrouter.serving.legs.leg import EngineClient
 from kvrouter.serving.streaming.keep_alive import KeepAlive
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient

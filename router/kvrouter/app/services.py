@@ -11,19 +11,17 @@ from kvrouter.prefix.learnt import LearntPrefixes
 from kvrouter.routing.policies import make_policy
 from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
-from kvrouter.serving.completions import Completions
-from kvrouter.serving.legs.concurrent import ConcurrentLegs
-from kvrouter.serving.legs.decode_ahead import DecodeAhead
+from kvrouter.serving.handler import Completions
+from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead
 from kvrouter.serving.legs.inputs import InputsBuilder
-from kvrouter.serving.legs.landing import LandingWaiter
 from kvrouter.serving.legs.leg import Legs
 from kvrouter.serving.legs.orchestrator import Orchestrator
-from kvrouter.serving.legs.prefill import PrefillPhase
+from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
 from kvrouter.serving.legs.release import Releases
 from kvrouter.serving.passthrough import Passthrough
 from kvrouter.serving.rendered import RenderedLegs
+from kvrouter.serving.streaming.relay import ClientSink
 from kvrouter.serving.streaming.resume import Resumption
-from kvrouter.serving.streaming.sinks import ClientSink
 
 if TYPE_CHECKING:
     from kvrouter.app.core import Core

@@ -18,11 +18,10 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.openai.request import Request, parse
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient
 from kvrouter.serving.legs.failures import LegFailed
-from kvrouter.serving.legs.forward import forward
-from kvrouter.serving.legs.leg import PATHS
-from kvrouter.serving.request.forwarded_headers import with_own_id
+from kvrouter.serving.legs.leg import MAX_ANSWER_BYTES, PATHS, EngineClient
+from kvrouter.serving.passthrough import forward
+from kvrouter.serving.request.headers import with_own_id
 from kvrouter.telemetry.series import Tally
 
 if TYPE_CHECKING:

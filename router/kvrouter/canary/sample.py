@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.canary.replay import CanaryReplays, Sample
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.openai.response import tidy_events
-from kvrouter.serving.streaming.relay import Relay
-from kvrouter.serving.streaming.resumable import comparable
-from kvrouter.serving.streaming.resume import Resumption, sent_tokens
-from kvrouter.serving.streaming.sinks import ClientSink
+from kvrouter.serving.streaming.relay import ClientSink, Relay
+from kvrouter.serving.streaming.resume import Resumption, comparable, sent_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.openai.request import Request
     from kvrouter.openai.token_events import SentTokens
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics

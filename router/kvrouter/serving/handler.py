@@ -1,7 +1,4 @@
-"""The life of a request, from its admission to its settlement: one frame for all endpoints.
-
-What is special to an endpoint is its `Service`: how it reads a body, and what answers it.
-"""
+"""Completions and chats: which of the ways a request takes to its answer."""
 
 from __future__ import annotations
 
@@ -17,11 +14,12 @@ from kvrouter.http.request_id import RequestIds
 from kvrouter.http.server import encoded
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
 from kvrouter.openai.late_refusal import refusal_events
-from kvrouter.openai.request import UNREAD, Request, priority
+from kvrouter.openai.request import UNREAD, Request, parse, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.failures import Refused
+from kvrouter.serving.legs.leg import KINDS
 from kvrouter.serving.request.context import RequestContext, Timing
-from kvrouter.serving.request.forwarded_headers import leg_fields
+from kvrouter.serving.request.headers import answer_fields, leg_fields
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -30,13 +28,78 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
+    from kvrouter.serving.choices.fanout import Fanout
+    from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.caller_salt import CallerSalts
+    from kvrouter.serving.request.context import ResponseSink
     from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
+    from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Tracing
 
 CUT_OFF: Final = ApiError(503, "The router is stopping; try again.", retry_after_s=1)
+
+
+class Sampler(Protocol):
+    """Serves some requests itself, because it wants to see their answers."""
+
+    def samples(self, request: Request, model: str) -> bool:
+        """Whether it serves this one."""
+
+    async def run(self, context: RequestContext) -> None:
+        """Serve a request, as `Orchestrator.run`."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Completions:
+    """The `Service` of completions and chats."""
+
+    orchestrator: Orchestrator
+    sink: ResponseSink  # takes the answer to a single prompt
+    fanout: Fanout  # serves requests for several choices
+    queue_wait: QueueWait  # counts each share of a request as a request
+    max_choices: int  # how many choices one request may ask for; may change
+    resumption: Resumption | None  # serves streams that outlive their engine; None: none does
+    canary: Sampler | None  # serves and judges a sample of the requests
+
+    def read(self, exchange: Exchange) -> Request:
+        """See `Service`."""
+        return parse(exchange.body, KINDS[exchange.path], self.max_choices)
+
+    def answer(self, context: RequestContext) -> Awaitable[None]:
+        """See `Service`."""
+        if context.request.n > 1 or context.request.prompts is not None:
+            return self._answer_choices(context)
+        return self._answer_one(context)
+
+    def _answer_one(self, context: RequestContext) -> Awaitable[None]:
+        """Answer a request that one decode leg can answer."""
+        request, model = context.request, context.model
+        if self.canary is not None and self.canary.samples(request, model):
+            return self.canary.run(context)
+        if self.resumption is not None and self.resumption.applies(request, model):
+            return self.resumption.run(context)
+        return self.orchestrator.run(context, self.sink)
+
+    async def _answer_choices(self, context: RequestContext) -> None:
+        """Answer a request for several choices; each share with own legs counts as a request.
+
+        The shares do not wait for room while they hold some: requests that come later do.
+        """
+        shares = self.fanout.shares(context.request, context.model)
+        if len(shares) == 1:
+            context.request = shares[0].request
+            await self._answer_one(context)
+            return
+        queues, more = (self.queue_wait, *context.gates), len(shares) - 1
+        for queue in queues:
+            queue.widen(more)
+        try:
+            await self.fanout.serve(context, shares)
+        finally:
+            for queue in queues:
+                queue.leave(more)
 
 
 class RequestObserver(Protocol):
@@ -100,8 +163,10 @@ class RequestHandler:
             self.observer.enter(context)
         admitted = False
         try:
-            if self.gates or encoded.HEADER in exchange.headers:
-                await self._prepare(context)
+            if encoded.HEADER in exchange.headers:
+                await encoded.decode(exchange)
+            if self.gates:
+                await self._pass_gates(context)
             admitted = self.queue_wait.enter()
             if not admitted:
                 await self._wait_for_turn(context, self.queue_wait)
@@ -109,22 +174,22 @@ class RequestHandler:
             self.metrics.running += 1
             await self._answer(context)
         except ApiError as error:
-            self._answer_error(context, error)
+            context.outcome.end("error", error.message)
+            self._respond(context, error)
         except Refused as refused:
             self._answer_refused(context, refused)
         except asyncio.CancelledError:
             self._cancelled(context)
             raise
         except Exception:
-            context.outcome.reason = "error"
+            context.outcome.end("error")
             self._break_off(context, FAILED)
             raise
         finally:
             if admitted:
                 self.metrics.running -= 1
                 self.queue_wait.leave()
-            if context.gates or context.turns:
-                self._leave(context, begun=admitted)
+            self._leave(context, begun=admitted)
             self._settle(context)
 
     def _begin(self, exchange: Exchange) -> RequestContext:
@@ -139,13 +204,6 @@ class RequestHandler:
             context.endpoint = endpoint_at(exchange.path)
         context.route_headers, context.trace = self.route_headers, trace
         return context
-
-    async def _prepare(self, context: RequestContext) -> None:
-        """What few requests need before their turn."""
-        if encoded.HEADER in context.exchange.headers:
-            await encoded.decode(context.exchange)
-        if self.gates:
-            await self._pass_gates(context)
 
     async def _pass_gates(self, context: RequestContext) -> None:
         """Wait until the model may have one more request in flight, in no other model's place."""
@@ -224,31 +282,26 @@ class RequestHandler:
         finally:
             counts.running -= 1
 
-    def _answer_error(self, context: RequestContext, error: ApiError) -> None:
-        context.outcome.reason = "error"
-        context.outcome.error = context.outcome.error or error.message
-        self._respond(context, error)
-
     def _respond(self, context: RequestContext, error: ApiError) -> None:
         exchange = context.exchange
         if exchange.started:
             self._end_stream(context, error.status, error_events(error, exchange.path))
             return
-        body, fields = error.body(exchange.path), context.answer_fields
+        body, fields = error.body(exchange.path), answer_fields(context)
         exchange.respond(error.status, body, headers=error.headers(), fields=fields)
 
     def _answer_refused(self, context: RequestContext, refused: Refused) -> None:
         exchange, status, body = context.exchange, refused.words.status, refused.words.body or b""
-        context.outcome.reason = "refused" if status < 500 else "error"
+        context.outcome.end("refused" if status < 500 else "error")
         if exchange.started:
             self._end_stream(context, status, refusal_events(status, body, exchange.path))
         else:
-            refused.respond(exchange, context.answer_fields)
+            refused.respond(exchange, answer_fields(context))
 
     def _end_stream(self, context: RequestContext, status: int, events: bytes) -> None:
         """End a stream that has begun with an error; it says more than its status if it is all."""
         if not context.answering:
-            context.outcome.status = status
+            context.outcome.end(context.outcome.reason, status=status)
         context.exchange.write(events)
         context.exchange.end()
 
@@ -256,16 +309,16 @@ class RequestHandler:
         """The client left, or the router stops: then end the answer with an error."""
         exchange, outcome = context.exchange, context.outcome
         if exchange.closed:
-            outcome.reason = "client_left"
+            outcome.end("client_left")
         elif not exchange.ended:
-            outcome.reason = "cut_off"
+            outcome.end("cut_off")
             self.metrics.cut_off["stream" if context.answering else "none"] += 1
             self._break_off(context, CUT_OFF)
 
     def _break_off(self, context: RequestContext, error: ApiError) -> None:
         """End the answer with `error`, wherever it is."""
         exchange, outcome = context.exchange, context.outcome
-        outcome.error = outcome.error or error.message
+        outcome.end(outcome.reason, error.message)
         if not (exchange.ended or exchange.closed):
             self._respond(context, error)
 

@@ -1,12 +1,8 @@
-"""Endpoints of engines that take no part in prefill and decode: one decode engine answers them.
-
-A request goes on without the members that are the router's own, its answer without transfer
-parameters. An engine that is known not to have an endpoint is not asked; an engine that lists no
-endpoints answers itself what it does not have (404, 501).
-"""
+"""Requests that are no legs: of a client on one engine, and a page that all engines have."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -21,11 +17,12 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
-from kvrouter.errors import ApiError, bad_request
+from kvrouter.errors import ApiError, bad_request, endpoint_not_served
 from kvrouter.http.bounded_json import bounded
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
+from kvrouter.http.failure import Failure
 from kvrouter.http.headers import JSON
-from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
+from kvrouter.openai.endpoints import LOAD, OTHER, Endpoint, endpoint_at
 from kvrouter.openai.form import is_form, read_form
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.plain import in_plain_json
@@ -40,13 +37,20 @@ from kvrouter.openai.response import (
 )
 from kvrouter.routing.plan import Plan, RouteInputs, Why, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
-from kvrouter.serving.legs.engine_client import EngineClient, check_begun
-from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, Words, answer_of, note
-from kvrouter.serving.legs.forward import forward
+from kvrouter.serving.legs.failures import (
+    LegFailed,
+    Refused,
+    Retries,
+    Words,
+    answer_of,
+    failure_of,
+    note,
+)
+from kvrouter.serving.legs.leg import EngineClient, check_begun, check_plain
 from kvrouter.serving.legs.verdict import words_of
+from kvrouter.serving.request.headers import answer_fields
 from kvrouter.serving.streaming.onward import pass_on
-from kvrouter.serving.streaming.relay import Relay
-from kvrouter.serving.streaming.sinks import begin_events, broke_off, pass_comments
+from kvrouter.serving.streaming.relay import Relay, begin_events, broke_off, pass_comments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +66,85 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Span
 
+    Sent = tuple[str, bytes, bytes]
+
+    """Path, header lines and body."""
+
 _TOKENS: Final = attrgetter("tokens")
 _MESSAGE: Final = 1000
 """Characters of an engine's message that are passed on."""
 NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
+
+
+async def forward(
+    client: EngineClient, engine: Engine, sent: Sent, *, as_it_is: bool = False, once: bool = False
+) -> EngineResponse:
+    """The engine's answer to a request that is no leg, also if the engine refuses it.
+
+    With `as_it_is` an answer of any status: it says nothing about the engine. `once`: the request
+    is never sent again, as the engine may have begun with it.
+
+    The caller must take the answer to its end or close it, and report success to the pool.
+
+    Raises:
+        LegFailed: no answer came, or one that is about the engine and not about the request.
+    """
+    try:
+        answer = await client.send(engine, *sent, client.deadlines, once=once)
+        if answer.status == 200:
+            check_plain(answer)
+    except UpstreamError as error:
+        raise client.failed(engine, error) from None
+    ours = client.worker_keys.judged(engine.server.address, answer.status)
+    failure = failure_of(answer.status, is_json=True, ours=ours)
+    if as_it_is or answer.status < 400 or failure is Failure.REQUEST:
+        return answer
+    raise await client.not_well(engine, Role.DECODE, answer)
+
+
+@dataclass(eq=False, slots=True)
+class FleetLoad:
+    """Answers /load with the sum of what engines say there, whatever their role and model.
+
+    vLLM's is the number of its requests, 0 without --enable-server-load-tracking
+    (entrypoints/serve/instrumentator/basic.py). Engines that do not say it within seconds are left
+    out; 404 if none does.
+    """
+
+    client: EngineClient
+    pool: EnginePool
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _told: list[int] = field(default_factory=list, init=False)
+    _told_s: float = field(default=float("-inf"), init=False)  # when that was asked for
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer a GET. Clients that come while engines are asked share what is asked after it."""
+        came_s = monotonic()
+        async with self._turn:
+            if self._told_s < came_s:
+                asked_s = monotonic()
+                self._told, self._told_s = await self._ask_all(), asked_s
+        if self._told:
+            exchange.respond(200, orjson.dumps({"server_load": sum(self._told)}))
+        else:
+            error = endpoint_not_served(LOAD, ())
+            exchange.respond(error.status, error.body())
+
+    async def _ask_all(self) -> list[int]:
+        joined = [engine for engine in self.pool.all() if engine.identity is not None]
+        told = await asyncio.gather(*map(self._ask, joined))
+        return [load for load in told if load is not None]
+
+    async def _ask(self, engine: Engine) -> int | None:
+        if engine.identity is None or not engine.identity.serves(LOAD):
+            return None
+        try:
+            status, body = await self.client.call(engine, LOAD, b"")
+            load = orjson.loads(bounded(body))["server_load"] if status == 200 else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return load if isinstance(load, int) else None
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -115,7 +193,8 @@ class Passthrough:
 
         `why`: what speaks against a prefill leg.
         """
-        context.timing.planned_s = context.timing.planned_s or monotonic()
+        if not context.timing.planned_s:
+            context.timing.planned()
         tried: list[Engine] = []
         while len(tried) < self.retries.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
@@ -128,7 +207,7 @@ class Passthrough:
             engine, computed_tokens = self._choose(context, endpoint, engines)
             tried.append(engine)
             if endpoint.generates:
-                context.route.plan = Plan(None, engine, computed_tokens, why)
+                context.route.follow(Plan(None, engine, computed_tokens, why))
             try:
                 await self._ask(context, endpoint, engine, computed_tokens)
                 return
@@ -170,9 +249,8 @@ class Passthrough:
     async def _ask(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, computed_tokens: int
     ) -> None:
-        request, route = context.request, context.route
-        route.decode_engine = engine.address
-        route.attempts += 1
+        request = context.request
+        context.route.note_decode(engine.address)
         table = self.families.of(engine).parameters
         refused = table.refused(request)
         if refused is not None:
@@ -230,11 +308,11 @@ class Passthrough:
             tidy = partial(tidy_answer, cached_tokens=None)
             body = await pass_on(context, self.client, ticket.engine, answer, tidy)
         else:
-            told, fields = tidy_answer(body, None), context.answer_fields
+            told, fields = tidy_answer(body, None), answer_fields(context)
             context.exchange.respond(answer.status, told, content_type=content_type, fields=fields)
         usage = last_usage(body)
         if endpoint.generates:
-            context.outcome.generated = generated_tokens(usage, 0, whole=True)
+            context.outcome.count(generated_tokens(usage, 0, whole=True))
         if answer.status == 200:
             _note_prompt(context, endpoint, prompt_usage(usage))
 
@@ -265,20 +343,19 @@ class Passthrough:
         try:
             await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:
-            failed = self.client.failed(engine, error)
-            context.outcome.reason, context.outcome.error = "broken", str(failed)
+            context.outcome.break_off(str(self.client.failed(engine, error)))
             relay.fail(broke_off())
         finally:
-            context.outcome.generated = relay.generated
+            context.outcome.count(relay.generated)
             _note_prompt(context, endpoint, relay.prompt_usage)
 
 
 def _note_prompt(context: RequestContext, endpoint: Endpoint, usage: PromptUsage) -> None:
     """Note how the engine counted the prompt; the router's estimate if it did not."""
-    prompt_tokens, context.outcome.cached_tokens = usage
+    prompt_tokens, cached_tokens = usage
     if prompt_tokens is None and endpoint.generates:
         prompt_tokens = context.request.prompt_tokens
-    context.outcome.prompt_tokens = prompt_tokens
+    context.outcome.count_prompt(prompt_tokens, cached_tokens)
 
 
 def _read(body: bytes, endpoint: Endpoint) -> Request:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
 from kvrouter.openai.request import UNREAD
+from kvrouter.serving.request.summary import Parts, ms, parts_of, prompt_tokens, usage_of
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
-from kvrouter.serving.request.ttft_parts import Parts, ms, parts_of
-from kvrouter.serving.request.usage import prompt_tokens, usage_of
 from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL, Metrics
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 

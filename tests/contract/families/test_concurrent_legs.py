@@ -12,7 +12,7 @@ from tests.fakes.pd_sglang import SglangEngine
 from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
 from kvrouter.engines.families.sglang import ROOM_BITS, Rooms, Sglang
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.concurrent import both
+from kvrouter.serving.legs.early import both
 from kvrouter.serving.legs.failures import LegFailed
 from kvrouter.serving.request.context import RequestContext, Timing
 

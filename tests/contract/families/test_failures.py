@@ -16,7 +16,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families import FAMILIES
 from kvrouter.http.failure import Failure
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.serving.legs import engine_client
+from kvrouter.serving.legs import leg
 from kvrouter.serving.legs.failures import ROWS, TABLE, Counted
 
 Say = Callable[[Exchange], Awaitable[None]]
@@ -250,7 +250,7 @@ async def test_a_router_without_descriptors_blames_no_engine(open_site: Open, fa
 async def test_an_answer_that_cannot_be_joined_for_its_size_blames_no_engine(
     open_site: Open, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_client, "MAX_ANSWER_BYTES", 1 << 16)
+    monkeypatch.setattr(leg, "MAX_ANSWER_BYTES", 1 << 16)
     here = await open_site(family, cb_failure_threshold=1)
     here.decode[0].mode = "says"
     here.decode[0].says = saying(200, ended("stop") | {"more": "x" * (1 << 17)})

@@ -19,8 +19,7 @@ from tests.contract.stores.backends import (
 
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
-from kvrouter.prefix.stores.http_peer import ANSWER_S
-from kvrouter.prefix.stores.polling import PollingView
+from kvrouter.prefix.stores.polling import ANSWER_S, PollingView
 
 LONG_S = 30.0
 pytestmark = pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from kvrouter.membership.probe_client import MAX_ANSWER_BYTES as PROBE_BYTES
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import Origin
-from kvrouter.prefix.stores.http_peer import MAX_ANSWER_BYTES as PEER_BYTES
+from kvrouter.prefix.stores.polling import MAX_ANSWER_BYTES as PEER_BYTES
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 TOKENS = list(range(64 * BLOCK_TOKENS))

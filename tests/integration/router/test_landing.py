@@ -14,7 +14,7 @@ from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
 from tests.integration.router.conftest import Json, Open, chat, metric, text
 
 from kvrouter.prefix.stores.base import StoreMatch
-from kvrouter.prefix.stores.nodes import NodesView
+from kvrouter.prefix.stores.node import NodesView
 from kvrouter.telemetry.request_log import RequestLog
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash

@@ -11,7 +11,7 @@ from tests.integration.router.test_failures import answering
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.serving.legs.engine_client import KEPT_BYTES
+from kvrouter.serving.legs.leg import KEPT_BYTES
 
 LONG = 3 * KEPT_BYTES
 

@@ -22,8 +22,8 @@ from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import RELEARN_S, NodeIndex
-from kvrouter.prefix.stores.nodes import NodesView
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.events.publisher import COUNT_BITS

@@ -14,7 +14,7 @@ from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
 from kvrouter.control.page.traffic import ModelTraffic, Traffic
 from kvrouter.control.page.window import MINUTE_S, Recent
 from kvrouter.openai.request import UNREAD
-from kvrouter.serving.request.ttft_parts import parts_of
+from kvrouter.serving.request.summary import parts_of
 from kvrouter.telemetry.metrics import NOT_WELL, PARTS
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.lmcache import LmcacheCatalogue
 from kvrouter.prefix.stores.mooncake import MooncakeCatalogue
-from kvrouter.prefix.stores.polling import PollingView
+from kvrouter.prefix.stores.polling import HttpPeer, PollingView
 from kvrouter_store.connection.address import parse_url
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
-    from kvrouter.prefix.stores.http_peer import HttpPeer
-    from kvrouter.prefix.stores.polling import Question
+    from kvrouter.prefix.stores.polling import HttpPeer, Question
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from kvrouter_store.identity.chain import HASH_BYTES, root_hash
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Identity
     from kvrouter.prefix.stores.base import Origin
-    from kvrouter.prefix.stores.http_peer import HttpPeer
-    from kvrouter.prefix.stores.polling import Question
+    from kvrouter.prefix.stores.polling import HttpPeer, Question
 
 BATCH_KEYS: Final = 256
 """Keys of one question: 2 ms and 80 kB of the master."""

@@ -1,7 +1,4 @@
-"""A store node as the router sees it: matches, landings and manifests.
-
-A store that is unreachable or slow raises nothing here: the request goes on without reuse.
-"""
+"""Views of store nodes: one node by its index, and several as one store."""
 
 from __future__ import annotations
 
@@ -9,20 +6,24 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.compatibility import digests_differ
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.groups import landed, loadable
-from kvrouter.prefix.stores.base import LandingOutcome, LandingResult
+from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, StoreMatch
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
+    from kvrouter.engines.engine import Identity
+    from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.groups import Group, Leases
-    from kvrouter.prefix.stores.base import WantedBlocks
+    from kvrouter.prefix.stores.base import Origin, WantedBlocks
+    from kvrouter.prefix.stores.node_index import NodeIndex
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
@@ -34,6 +35,8 @@ MOST_MANIFESTS: Final = 4096
 """Manifests that are remembered; of engines that come back with others for ever, the latest."""
 
 T = TypeVar("T")
+MAX_LEFT: Final = 1024
+"""Nodes that left, of which the latest are remembered."""
 log = logging.getLogger(__name__)
 
 
@@ -203,3 +206,190 @@ def _differences(path: str, one: object, other: object) -> list[str]:
     else:
         parts = [] if one == other else [[f"{path}: {one} and {other}"]]
     return [difference for part in parts for difference in part]
+
+
+@dataclass(eq=False)
+class NodesView:
+    """The view of nodes, by URL. It owns their clients: `start`, then `close`.
+
+    A match asks every node at once. Where an index knows what nodes hold, it names the best of
+    them, and only that one is asked: it may have lost blocks meanwhile, it brings those on its disk
+    into memory, and it looks into the tiers below.
+    """
+
+    open_client: Callable[[str], AsyncStoreClient]  # which is not started yet
+    index: NodeIndex | None = None  # None: no node is known to publish what it holds
+    counts: Counter[str] = field(default_factory=Counter, init=False)  # also of nodes that left
+    _views: dict[str, NodeView] = field(default_factory=dict, init=False)
+    _manifests: Manifests = field(default_factory=Manifests, init=False)
+    _started: bool = field(default=False, init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _turn: int = field(default=0, init=False)
+    _lost: set[str] = field(default_factory=set, init=False)  # URLs, as the log has it
+    _several: bool = field(default=False, init=False)  # also when one of them is left
+    _left: dict[str, None] = field(default_factory=dict, init=False)  # URLs; engines may name them
+
+    @property
+    def clients(self) -> list[AsyncStoreClient]:
+        """One of each node."""
+        return [view.store for view in self._views.values()]
+
+    @property
+    def away(self) -> list[str]:
+        """See `StoreView`."""
+        return [client.url for client in self.clients if not client.connected]
+
+    @property
+    def out_of_reach(self) -> Collection[str]:
+        """See `StoreView`."""
+        return {*self.away, *self._left} if self._several else ()
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """See `StoreView`."""
+        return self._views if self._several else ()
+
+    def follow(self, urls: Iterable[str]) -> None:
+        """Ask these nodes from now on."""
+        before, self._views = self._views, {}
+        for url in urls:
+            view = before.pop(url, None) or self._opened(url)
+            if view is not None:
+                self._views[url] = view
+        self._several = self._several or len(self._views) > 1
+        self._left = {url: None for url in (*self._left, *before) if url not in self._views}
+        for url in list(self._left)[:-MAX_LEFT]:
+            del self._left[url]
+        for gone in before.values():
+            log.info("store node %s leaves", gone.store.url)
+            self._lost.discard(gone.store.url)
+            closing = asyncio.create_task(gone.store.close(), name=f"close {gone.store.url}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        if self.index is not None:
+            self.index.follow(self._views)
+
+    async def start(self, wait_s: float) -> None:
+        """Connect in the background; returns when all are connected, or after `wait_s`."""
+        self._started = True
+        for client in self.clients:
+            client.start()
+        await asyncio.gather(*(client.wait_connected(wait_s) for client in self.clients))
+
+    async def close(self) -> None:
+        """End the connections and what they hold. Idempotent."""
+        if self.index is not None:
+            self.index.close()
+        await asyncio.gather(*(client.close() for client in self.clients), *self._closing)
+
+    async def joins(self, identity: Identity) -> Identity:
+        """See `StoreView`. Connectors tell manifests themselves."""
+        if identity.manifest is not None:
+            await self.learn(identity.manifest, identity.groups)
+        return identity
+
+    def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
+        """As its connector says, which may name blocks otherwise than when the engine joined."""
+        joined, manifest = identity.manifest if identity else None, handoff.manifest
+        if joined and manifest:  # also the same again: it may have been reset before it restarted
+            self.rename(joined, manifest, handoff.groups)
+        return manifest, handoff.blocks
+
+    def current(self, manifest: str) -> str:
+        """See `StoreView`."""
+        return self._manifests.current(manifest)
+
+    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
+        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
+        await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
+
+    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
+        """An engine that joined with one manifest names its blocks by another: match those."""
+        self._manifests.rename(joined, manifest, groups)
+
+    def difference(self, one: str, other: str) -> str:
+        """How two manifests differ, in a few words."""
+        return self._manifests.difference(one, other)
+
+    async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
+        """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
+        if len(self._views) == 1 and not self._several:
+            (view,) = self._views.values()
+            return StoreMatch(await view.match(manifest, hashes))
+        urls = list(self._views)
+        self._turn = (self._turn + 1) % max(len(urls), 1)
+        urls = urls[self._turn :] + urls[: self._turn]
+        groups = self._manifests.groups_of(self._manifests.current(manifest))
+        known = self.index.match(groups, hashes) if self.index is not None else {}
+        held = {u: known[u] for u in urls if u in known and self._views[u].store.connected}
+        best = max(held, key=held.__getitem__, default=None)
+        asked = [url for url in urls if url == best or url not in held]
+        found = await asyncio.gather(*(self._views[u].match(manifest, hashes) for u in asked))
+        held.update(zip(asked, found, strict=True))
+        return StoreMatch(max(held.values(), default=0), held)
+
+    async def wait(self, wanted: WantedBlocks, deadline_s: float) -> LandingResult:
+        """See `StoreView`. Where nobody knows the node, the landing at any of them counts."""
+        views, node, held = self._views, wanted.node, wanted.held
+        if len(views) == 1 and not self._several:
+            (view,) = views.values()
+            return await view.wait(wanted, deadline_s, held.blocks)
+        if node in self._left:
+            self.counts[LandingOutcome.STORE_AWAY] += 1
+            return LandingResult(LandingOutcome.STORE_AWAY)
+        if node is not None and node in views:
+            views = {node: views[node]}
+        return await _first_landed(
+            {url: view.wait(wanted, deadline_s, held.at(url)) for url, view in views.items()}
+        )
+
+    def _opened(self, url: str) -> NodeView | None:
+        try:
+            client = self.open_client(url)
+        except ValueError as error:  # it is plain, and there are files for TLS
+            log.warning("store node %s is not used: %s", url, error)
+            return None
+        log.info("store node %s joins", url)
+        client.on_change = partial(self._changed, url)
+        if self._started:
+            client.start()
+        return NodeView(client, manifests=self._manifests, counts=self.counts)
+
+    def _changed(self, url: str, why_away: str) -> None:
+        if why_away and url not in self._lost:
+            self._lost.add(url)
+            log.warning("store node %s is away: %s", url, why_away)
+        elif not why_away and url in self._lost:
+            self._lost.discard(url)
+            log.info("store node %s answers again", url)
+
+
+async def _first_landed(
+    waits: Mapping[str, Coroutine[None, None, LandingResult]],
+) -> LandingResult:
+    """The first landing, or else the wait that came farthest. Ends the others and their leases."""
+    tasks = {asyncio.create_task(wait, name="landing"): node for node, wait in waits.items()}
+    best, running = LandingResult(LandingOutcome.STORE_AWAY), set(tasks)
+    try:
+        while running and best.outcome is not LandingOutcome.LANDED:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            best = max(best, *(replace(t.result(), node=tasks[t]) for t in done), key=_progress)
+        return best
+    finally:
+        for task in tasks:
+            task.add_done_callback(partial(_give_back, best))
+            task.cancel()
+
+
+def _give_back(kept: LandingResult, wait: asyncio.Task[LandingResult]) -> None:
+    """Release the lease of a wait that has ended, unless it is the one that is kept."""
+    if wait.cancelled() or wait.exception() is not None:
+        return
+    lease = wait.result().lease
+    if lease is not None and lease is not kept.lease:
+        lease.release()
+
+
+def _progress(landing: LandingResult) -> tuple[bool, int, bool]:
+    outcome = landing.outcome
+    return outcome is LandingOutcome.LANDED, landing.blocks, outcome is LandingOutcome.TIMEOUT

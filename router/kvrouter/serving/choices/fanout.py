@@ -1,37 +1,99 @@
-"""A request for several choices: legs for each prompt or sample, one answer for all.
+"""Splits a request into shares: one per prompt, or per sample of a prompt. Pure.
 
-The first share that fails ends the others; a client that leaves ends all of them.
+A share is a request of its own, spliced from the client's bytes. Indices are those of vLLM
+(vllm/entrypoints/openai/completion/serving.py), seeds those of the family's engines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
-from kvrouter.errors import ApiError
+from kvrouter.engines.families.splice import splice
+from kvrouter.errors import ApiError, bad_request
 from kvrouter.openai import sse
 from kvrouter.openai.late_refusal import refusal_events
+from kvrouter.openai.request import Request, Span, parse
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
 from kvrouter.serving.choices.merge import BadShare, ShareError
-from kvrouter.serving.choices.split import Share, split
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
-from kvrouter.serving.request.forwarded_headers import with_id
-from kvrouter.serving.request.usage import usage_of
+from kvrouter.serving.request.headers import with_id
+from kvrouter.serving.request.summary import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.openai.request import Request
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
+
+_SEED: Final = re.compile(rb"-?\d{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of a request."""
+
+    request: Request  # that engines get
+    first: int  # index of its first choice among those of the whole; it has `request.n`
+    counts_prompt: bool = True  # False: the prompt counts in the usage of another sample
+
+
+def split(request: Request, *, alone: bool, varies_seeds: bool = True) -> list[Share]:
+    """The shares of `request`, in the order of their choices.
+
+    Args:
+        request: as parsed, with its original bytes.
+        alone: each sample is a share; else the engine samples `n` times from one prompt.
+        varies_seeds: whether the number of a sample is added to its seed.
+
+    Raises:
+        ApiError: 400: a prompt is wrong.
+    """
+    if request.prompts is None and not alone:
+        return [Share(request, 0)]
+    prompts: list[Span | None] = [*request.prompts] if request.prompts is not None else [None]
+    samples = range(request.n if alone else 1)
+    choices = request.n // len(samples)
+    return [
+        Share(
+            _request_of(request, prompt, alone=alone, advance=sample if varies_seeds else 0),
+            index * choices,
+            sample == 0,
+        )
+        for index, (prompt, sample) in enumerate((p, s) for p in prompts for s in samples)
+    ]
+
+
+def _request_of(request: Request, prompt: Span | None, *, alone: bool, advance: int) -> Request:
+    """The request of one prompt; with `alone` of one sample, with `advance` added to its seed."""
+    body, spans = request.body, request.spans
+    changes: dict[str, bytes | None] = {}
+    if prompt is not None:
+        changes["prompt"] = body[prompt[0] : prompt[1]]
+    if alone:
+        changes.update(dict.fromkeys({"n", "best_of"} & spans.keys()))
+        seed = request.raw("seed")
+        if seed is not None:
+            changes["seed"] = _advanced(seed, advance)
+    part = parse(splice(body, spans, changes), request.kind, request.n)
+    if part.prompts is not None:
+        raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+    return part
+
+
+def _advanced(seed: bytes, sample: int) -> bytes:
+    if not _SEED.fullmatch(seed):
+        raise bad_request("`seed` must be an integer.", "seed")
+    return b"%d" % (int(seed) + sample)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -73,7 +135,7 @@ class Fanout:
         except (ApiError, Refused, BadShare, ShareError) as error:
             if not gathering.begun:
                 raise _as_answer(error) from None
-            context.outcome.reason = "broken"
+            context.outcome.end("broken")
             context.exchange.write(_as_events(error))
             context.exchange.end()
         finally:
@@ -128,18 +190,17 @@ def _sum_up(
     if began:
         first = min(began, key=attrgetter("first_s"))
         context.timing = replace(first, started_s=context.timing.started_s)
-    outcome = context.outcome
-    outcome.generated = sum(each.generated for each in outcomes)
+    outcome, generated = context.outcome, sum(each.generated for each in outcomes)
     used = [
         usage_of(part) for part, share in zip(parts, shares, strict=True) if share.counts_prompt
     ]
-    outcome.prompt_tokens = sum(each.prompt for each in used)
-    outcome.cached_tokens = sum(each.cached for each in used)
+    prompt, cached = sum(each.prompt for each in used), sum(each.cached for each in used)
     if not answered:  # the client has got an error instead
-        outcome.generated = outcome.prompt_tokens = outcome.cached_tokens = 0
-    outcome.error = outcome.error or _joined(each.error for each in outcomes)
-    if outcome.reason == "unknown":
-        outcome.reason = outcomes[-1].reason
+        generated = prompt = cached = 0
+    outcome.count(generated)
+    outcome.count_prompt(prompt, cached)
+    reason = outcomes[-1].reason if outcome.reason == "unknown" else outcome.reason
+    outcome.end(reason, _joined(each.error for each in outcomes))
 
 
 def _joined_route(routes: list[Route]) -> Route:

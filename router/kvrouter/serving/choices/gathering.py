@@ -17,6 +17,14 @@ from kvrouter.serving.choices.merge import (
     answer_id,
     merge_answers,
 )
+from kvrouter.serving.request.headers import answer_fields
+from kvrouter.serving.streaming.relay import (
+    begin_events,
+    broke_off,
+    note_answer,
+    note_prompt,
+    pass_comments,
+)
 from kvrouter.serving.streaming.resume import (
     Resumption,
     StreamBroken,
@@ -24,13 +32,6 @@ from kvrouter.serving.streaming.resume import (
     check_end,
     leave_if_failed,
     sent_tokens,
-)
-from kvrouter.serving.streaming.sinks import (
-    begin_events,
-    broke_off,
-    note_answer,
-    note_prompt,
-    pass_comments,
 )
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.token_events import SentTokens
+    from kvrouter.serving.choices.fanout import Share
     from kvrouter.serving.choices.merge import Piece
-    from kvrouter.serving.choices.split import Share
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
@@ -105,15 +106,15 @@ class Gathering:
                 raise stream.problem from None
             if sent is not None:
                 raise broken(self.client, engine, error, sent) from None
-            part.outcome.error = str(self.client.failed(engine, error))
+            part.outcome.fail(str(self.client.failed(engine, error)))
             if not stream.done:
                 raise broke_off() from None
         finally:
-            part.outcome.generated = stream.generated
+            part.outcome.count(stream.generated)
             stream.problem = None  # its traceback holds this frame
         if sent is not None:
             check_end(self.client, engine, sent)
-        part.outcome.reason = finish_reason(stream.tail)
+        part.outcome.end(finish_reason(stream.tail))
         if "stream_options" in sink.share.request.spans:
             note_prompt(part, prompt_usage(stream.tail), self.metrics)
 
@@ -130,7 +131,7 @@ class Gathering:
         pieces = [self._answers[first] for first in sorted(self._answers)]
         body = merge_answers(pieces, self._answer_id)
         self.begun = True
-        self._exchange.respond(200, body, fields=self.context.answer_fields)
+        self._exchange.respond(200, body, fields=answer_fields(self.context))
 
 
 class ShareSink:

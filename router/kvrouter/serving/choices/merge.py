@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvrouter.openai.request import Kind, Span
-    from kvrouter.serving.choices.split import Share
+    from kvrouter.serving.choices.fanout import Share
 
     Piece = tuple[Share, bytes, int | None]
 

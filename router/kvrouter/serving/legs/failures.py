@@ -322,7 +322,7 @@ class Attempts:
 
 def note(context: RequestContext, failed: LegFailed) -> bool:
     """Note how a leg of a request failed; whether another engine may be asked."""
-    context.outcome.error = str(failed)
+    context.outcome.fail(str(failed))
     attempts = context.attempts
     if not isinstance(attempts, Attempts):
         attempts = context.attempts = Attempts()

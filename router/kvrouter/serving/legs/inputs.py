@@ -206,13 +206,10 @@ def hash_prompt(
 
 
 def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics: Metrics) -> None:
-    """Count the plan of a prompt, and the prompt's tokens by where their KV was.
-
-    Sets `Route.hit_engine` and `Route.hit_store`.
-    """
+    """Count the plan of a prompt, and the prompt's tokens by where their KV was."""
     engine, store = hits(inputs, plan.decode)
     model = metrics.of(context.model)
-    context.route.hit_engine, context.route.hit_store = engine, store
+    context.route.note_hits(engine, store)
     metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
     metrics.plans[plan.why] += 1
     metrics.chosen[chosen_by(inputs, plan.decode)] += 1

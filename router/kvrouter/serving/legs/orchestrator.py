@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.routing.policies.base import Policy
-    from kvrouter.serving.legs.concurrent import ConcurrentLegs
-    from kvrouter.serving.legs.decode_ahead import DecodeAhead
-    from kvrouter.serving.legs.landing import LandingWaiter
-    from kvrouter.serving.legs.prefill import PrefillPhase
+    from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead
+    from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
@@ -72,8 +70,8 @@ class Orchestrator:
             decode = await self._wait_for_decode(context)
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = await self.inputs_builder.inputs(context, decode, prefill)
-        plan = context.route.plan = self.policy.plan(inputs)
-        context.timing.planned_s = monotonic()
+        plan = context.route.follow(self.policy.plan(inputs))
+        context.timing.planned()
         note_plan(context, plan, inputs, self.metrics)
         reservations = self._reserve(context, plan)
         try:
@@ -102,11 +100,11 @@ class Orchestrator:
 
     def _reserve(self, context: RequestContext, plan: Plan) -> LegReservations:
         """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
+        chain = context.prompt.hashes or context.prompt.learnt
         reservations = context.route.reservations
         if reservations is None:
-            chain = context.prompt.hashes or context.prompt.learnt
             reservations = LegReservations(self.pool, self.in_flight, chain)
-            context.route.reservations = reservations
+            context.route.reserve(reservations)
         if plan.prefill is not None:
             reservations.plan(Role.PREFILL, plan.prefill, plan.computed_tokens)
         else:
@@ -127,7 +125,7 @@ class Orchestrator:
             return
         engine = self.policy.rebind(inputs, engines, plan.decode, reservations.tokens(Role.DECODE))
         if engine is not plan.decode and partners((plan.prefill,), engine, inputs.model):
-            context.route.plan = replace(plan, decode=engine)
+            context.route.follow(replace(plan, decode=engine))
             self.metrics.rebound[()] += 1
             reservations.plan(Role.DECODE, engine, decode_tokens(context.request))
 
@@ -135,9 +133,8 @@ class Orchestrator:
         self, context: RequestContext, plan: Plan, prefill: Engine, handoff: Handoff
     ) -> Sequence[Engine]:
         """Decode engines that can load what `prefill` handed over, if any can."""
-        if self.families.of(plan.decode).order is not LegOrder.STORE:
-            return ()
-        if not self.landing_waiter.loadable_anywhere(context):
+        by_store = self.families.of(plan.decode).order is LegOrder.STORE
+        if not by_store or not self.landing_waiter.loadable_anywhere(context):
             return ()
         ready = self.pool.engines(Role.DECODE, context.model)
         return loaders(ready, prefill.family, handoff.manifest or prefill.manifest)
@@ -183,11 +180,10 @@ class Orchestrator:
         while True:
             tried.append((engine, engine.joins))
             try:
-                answered = False
-                if pending is not None and self.ahead is not None:
-                    answered = await self.ahead.run(context, sink, plan, inputs, pending)
-                if not answered:
-                    await self.legs.decode(context, sink, engine)
+                ahead = self.ahead
+                if pending and ahead and await ahead.run(context, sink, plan, inputs, pending):
+                    return
+                await self.legs.decode(context, sink, engine)
                 return
             except LegFailed as failed:
                 again = note(context, failed)
@@ -197,15 +193,24 @@ class Orchestrator:
                 taken = failed.taken
             inputs, pending = replace(inputs, decode=others, prefill=()), None
             engine = self.policy.plan(inputs).decode
-            handoff = context.route.handoff
-            handed = handoff is not None and handoff.transfer_params is not None
-            again = taken or spent(context, engine) if handed else self._planned_alone(context)
-            if again:
+            if self._needs_prefill_again(context, engine, taken=taken):
                 await self._prefill_again(context, engine, inputs)
 
-    def _planned_alone(self, context: RequestContext) -> bool:
-        """Whether the plan counts on KV of its decode engine, which another engine may lack."""
-        plan = context.route.plan
+    def _needs_prefill_again(self, context: RequestContext, engine: Engine, *, taken: bool) -> bool:
+        """Whether `engine`, which takes the decode leg from another one, needs a prefill leg first.
+
+        | KV of the first decode engine       | and                                | again |
+        |-------------------------------------|------------------------------------|-------|
+        | fetched from a prefill engine       | the first one may have `taken` it  | yes   |
+        |                                     | `engine` cannot fetch it any more  | yes   |
+        |                                     | it is still there                  | no    |
+        | loaded from the store               | any engine can load it             | no    |
+        | its own (plan without prefill leg)  | `engine` may lack it               | yes   |
+        |                                     | both legs went at once, and failed | no    |
+        """
+        plan, handoff = context.route.plan, context.route.handoff
+        if handoff is not None and handoff.transfer_params is not None:
+            return taken or spent(context, engine)
         if plan is None or plan.prefill is not None:
             return False
         return self.families.of(plan.decode).order is not LegOrder.CONCURRENT
@@ -223,11 +228,11 @@ class Orchestrator:
             ApiError: 429: decode would have to compute more than the budget allows.
         """
         handed = context.route.handoff is not None
-        context.route.handoff = None
+        context.route.note_handoff(None)
         context.held.unpin()
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
-        plan = context.route.plan = self.policy.plan(inputs)
+        plan = context.route.follow(self.policy.plan(inputs))
         self._reserve(context, plan)
         if plan.prefill is not None:
             await self.prefill_phase.run(context, inputs, plan)

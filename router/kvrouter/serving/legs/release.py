@@ -17,7 +17,7 @@ from kvrouter.engines.engine import Engine, Role
 if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from kvrouter.admission.held import HeldResources
 from kvrouter.openai.request import UNREAD, Request
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
-from kvrouter.serving.request.route_headers import route_lines
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,9 +44,8 @@ class AwaitedLanding:
     def landed(self) -> bool:
         """Whether all that is awaited is in the store."""
         task = self.task
-        if not task.done() or task.cancelled() or task.exception() is not None:
-            return False
-        return task.result().outcome is LandingOutcome.LANDED
+        ended = task.done() and not task.cancelled() and task.exception() is None
+        return ended and task.result().outcome is LandingOutcome.LANDED
 
 
 class ClientStream(Protocol):
@@ -99,7 +97,7 @@ class PromptFacts:
 
 @dataclass(slots=True)
 class Route:
-    """Where the legs run. `kvrouter.serving.legs` fills it, or `Passthrough`."""
+    """Where the legs run."""
 
     plan: Plan | None = None  # the engines of both legs
     reservations: LegReservations | None = None  # the load of the legs, from the plan on
@@ -119,10 +117,53 @@ class Route:
         """Prompt tokens that the prefill engine found cached; None if it was not asked."""
         return self.handoff.cached_tokens if self.handoff is not None else None
 
+    def follow(self, plan: Plan) -> Plan:
+        """The legs run as `plan` says from now on; returns it."""
+        self.plan = plan
+        return plan
+
+    def reserve(self, reservations: LegReservations) -> None:
+        """The load of the legs is counted there."""
+        self.reservations = reservations
+
+    def note_hits(self, hit_engine: int, hit_store: int) -> None:
+        """So many tokens were there when the legs were planned."""
+        self.hit_engine, self.hit_store = hit_engine, hit_store
+
+    def note_prefill(self, engine: str) -> None:
+        """The engine at this address gets the prefill leg."""
+        self.prefill_engine = engine
+
+    def note_decode(self, engine: str) -> None:
+        """The engine at this address gets the decode leg."""
+        self.decode_engine = engine
+        self.attempts += 1
+
+    def note_handoff(self, handoff: Handoff | None) -> None:
+        """A prefill engine has answered so; None: its answer is worth nothing any more."""
+        self.handoff = handoff
+
+    def note_wait(self, awaited: AwaitedLanding) -> None:
+        """A landing is awaited while the prefill leg runs."""
+        self.awaited = awaited
+
+    def note_landing(self, blocks: int, stored: StoreMatch | None) -> None:
+        """So many leading blocks have landed; the store holds `stored` of the prompt since then."""
+        self.landed_blocks, self.landed = blocks, stored
+
+    def note_nothing(self, cause: str) -> None:
+        """No block landed, for that cause."""
+        self.nothing_landed = cause
+
+    def add(self, leg: Route) -> None:
+        """The legs of a part that has gone on elsewhere count as this route's."""
+        self.attempts += leg.attempts
+        self.decode_engine = leg.decode_engine or self.decode_engine
+
 
 @dataclass(slots=True)
 class Timing:
-    """When the steps of a request ended, on the monotonic clock; 0: not yet. Each sets its own."""
+    """When the steps of a request ended, on the monotonic clock; 0: not yet."""
 
     started_s: float  # its arrival
     waited_s: float = 0.0  # how long it waited for its turn, and for engines before its plan
@@ -132,10 +173,19 @@ class Timing:
     landed_s: float = 0.0  # the end of the wait for its KV
     first_s: float = 0.0  # the first byte of its answer, of a stream's first event with content
 
+    def planned(self) -> None:
+        """Its legs are planned now."""
+        self.planned_s = monotonic()
+
+    def prefilled(self) -> float:
+        """A prefill leg has ended now; returns the time."""
+        self.prefilled_s = monotonic()
+        return self.prefilled_s
+
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """How a request ended. The sink of its answer fills it, or the handler that ends it."""
+    """How a request ended."""
 
     status: int = 0  # of an error that came too late for the head of the answer
     reason: str = "unknown"  # for metrics and the log: a finish reason, or why there is none
@@ -143,6 +193,27 @@ class RequestOutcome:
     generated: int = 0  # tokens of the answer
     prompt_tokens: int | None = None  # as the engine that answered counted; None: it did not say
     cached_tokens: int = 0  # of these, not computed by that engine
+
+    def fail(self, error: str) -> None:
+        """Something went wrong; it may end well all the same."""
+        self.error = error
+
+    def end(self, reason: str, error: str | None = None, status: int = 0) -> None:
+        """It ends so. An error that was told before says more than `error`."""
+        self.reason, self.status = reason, status or self.status
+        self.error = self.error or error
+
+    def break_off(self, error: str) -> None:
+        """The answer broke off."""
+        self.reason, self.error = "broken", error
+
+    def count(self, generated: int) -> None:
+        """The client got so many tokens."""
+        self.generated = generated
+
+    def count_prompt(self, prompt_tokens: int | None, cached_tokens: int) -> None:
+        """The engine that answered counted the prompt so."""
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -200,12 +271,6 @@ class RequestContext:
         found = self.route.landed or self.prompt.held(engine.manifest)
         return found.source(engine.node)
 
-    @property
-    def answer_fields(self) -> bytes:
-        """Header lines of the answer: the request's id and, by option, where it ran."""
-        line = b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
-        return line + route_lines(self) if self.route_headers else line
-
     def waited(self, since_s: float, reason: str) -> None:
         """It has waited since then, for its turn or for an engine."""
         now_s = monotonic()
@@ -221,7 +286,7 @@ class RequestContext:
             tokens = len(self.prompt.tokens) if self.prompt.tokens is not None else 0
             self.trace.note("kvrouter.tokenise", since_s, now_s, {"kvrouter.tokens": tokens})
 
-    def landed(self, since_s: float, landing: LandingResult) -> None:
+    def note_landing(self, since_s: float, landing: LandingResult) -> None:
         """The wait for its KV, since then, has ended."""
         now_s = self.timing.landed_s = monotonic()
         if self.trace is not None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.openai.request import UNREAD, Request
-from kvrouter.serving.request.usage import prompt_tokens
+from kvrouter.serving.request.summary import prompt_tokens
 
 if TYPE_CHECKING:
     from kvrouter.routing.plan import Plan
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.request.ttft_parts import Parts
+    from kvrouter.serving.request.summary import Parts
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
 
 _OPERATIONS: Final = {"completion": "text_completion", "chat": "chat"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.serving.streaming.sinks import pass_comments
+from kvrouter.serving.streaming.relay import pass_comments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

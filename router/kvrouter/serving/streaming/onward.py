@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
+from kvrouter.serving.request.headers import answer_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.request.context import RequestContext
 
 END_BYTES: Final = 1 << 20
@@ -78,11 +79,10 @@ async def pass_on(
 ) -> bytes:
     """Answer a client with such an answer; returns its end, b"" if it broke off."""
     kind = answer.header(b"content-type") or JSON
-    fields = context.answer_fields
+    fields = answer_fields(context)
     context.exchange.start(answer.status, [("content-type", kind)], fields=fields, hold=True)
     try:
         return await Onward(context.exchange, answer).run(client.deadlines.idle_s, tidy)
     except UpstreamError as error:
-        context.outcome.reason = "broken"
-        context.outcome.error = str(client.failed(engine, error))
+        context.outcome.break_off(str(client.failed(engine, error)))
         return b""

@@ -1,8 +1,4 @@
-"""Streams that outlive their engine: another one gets what was sent so far as part of the prompt.
-
-Only if the rest is certain, or as likely as it was. The engine is asked to name the tokens of each
-event; the client does not see them.
-"""
+"""Streams that another engine can continue: the rest follows from their tokens. Pure."""
 
 from __future__ import annotations
 
@@ -25,19 +21,114 @@ from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import PromptTokens
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, ResponseSink, Timing
-from kvrouter.serving.streaming.relay import Relay
-from kvrouter.serving.streaming.resumable import resumable
-from kvrouter.serving.streaming.sinks import begin_events, broke_off, pass_comments
+from kvrouter.serving.streaming.relay import Relay, begin_events, broke_off, pass_comments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.openai.request import Kind
+    from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.telemetry.metrics import Metrics
 
+KEPT: Final = frozenset(
+    {
+        "model",
+        "prompt",
+        "messages",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "temperature",
+        "seed",
+        "best_of",
+        "user",
+        "priority",
+        "cache_salt",
+        "ignore_eos",
+        "stop_token_ids",
+        "top_p",
+        "top_k",
+        "min_p",
+        "logit_bias",
+        "allowed_token_ids",
+        "add_special_tokens",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "reasoning_effort",
+        "parallel_tool_calls",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "request_id",
+        "return_token_ids",
+    }
+)
+"""Members that mean the same for the rest of an answer as for all of it, or are corrected."""
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "n": (1,),
+    "echo": (False,),
+    "stop": ([], ""),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+}
+NEUTRAL: Final[Mapping[Kind, Mapping[str, tuple[object, ...]]]] = {
+    "completion": _NEUTRAL,
+    "chat": {
+        **_NEUTRAL,
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "include_reasoning": (True,),
+    },
+}
+"""Members that change nothing if they have these values, or null."""
 MAX_RESUMES: Final = 3
 """Engines that one stream may outlive."""
+
+
+def resumable(request: Request) -> bool:
+    """Whether the rest of the answer depends only on its prompt and its tokens so far.
+
+    Greedy or drawn at random: the odds of the next token are the same at another engine. Not with a
+    seed, which promises the same draws: another engine would draw the first ones again.
+    """
+    return request.stream and _plain(request) and (request.raw("seed") is None or _greedy(request))
+
+
+def comparable(request: Request) -> bool:
+    """Whether the tokens of its answer follow from its prompt, at any engine.
+
+    Greedy requests without members that the router does not know; near ties of two tokens may
+    still fall either way.
+    """
+    return _greedy(request) and _plain(request)
+
+
+def _plain(request: Request) -> bool:
+    """Whether it has only members that mean the same for any part of an answer."""
+    neutral = NEUTRAL[request.kind]
+    for key in request.spans:
+        raw = None if key in KEPT else request.raw(key)
+        if raw is not None and (key not in neutral or orjson.loads(raw) not in neutral[key]):
+            return False
+    return True
+
+
+def _greedy(request: Request) -> bool:
+    temperature = request.raw("temperature")
+    return temperature is not None and orjson.loads(temperature) == 0
 
 
 class StreamBroken(Exception):
@@ -82,8 +173,8 @@ class _ResumingSink:
         except UpstreamError as error:
             raise broken(self._client, engine, error, sent) from None
         check_end(self._client, engine, sent)
-        context.outcome.prompt_tokens, context.outcome.cached_tokens = relay.prompt_usage
-        context.outcome.reason = sent.finish or "unknown"
+        context.outcome.count_prompt(*relay.prompt_usage)
+        context.outcome.end(sent.finish or "unknown")
 
     async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Never called: such a request streams."""
@@ -173,7 +264,7 @@ class Resumption:
         leg, resumes, outcome = context, 0, context.outcome
         try:
             while (error := await self._run_leg(context, leg, sink)) is not None:
-                outcome.error = str(error)
+                outcome.fail(str(error))
                 if sent.done or sent.finish is not None:
                     return sent.missing_end(_counted_prompt(leg, sent))
                 rest = None
@@ -181,14 +272,14 @@ class Resumption:
                     rest = _rest_of(leg, sent)
                 if rest is None:
                     self.metrics.resumed["given up"] += 1
-                    outcome.reason = "broken"
+                    outcome.break_off(str(error))
                     raise StreamBroken(str(error))
                 self.metrics.resumed["resumed"] += 1
                 leg, resumes = rest, resumes + 1
         finally:
-            outcome.generated = sent.generated
+            outcome.count(sent.generated)
             if outcome.reason == "unknown":
-                outcome.reason = sent.finish or "unknown"
+                outcome.end(sent.finish or "unknown")
         return b""
 
     async def _run_leg(
@@ -206,8 +297,7 @@ class Resumption:
         finally:
             leg.held.release()
             if leg is not context:
-                context.route.attempts += leg.route.attempts
-                context.route.decode_engine = leg.route.decode_engine or context.route.decode_engine
+                context.route.add(leg.route)
         return None
 
 

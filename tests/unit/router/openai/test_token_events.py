@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvrouter.openai.request import Kind, parse
 from kvrouter.openai.token_events import SentTokens
-from kvrouter.serving.streaming.resumable import resumable
+from kvrouter.serving.streaming.resume import resumable
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kvrouter.serving.legs.forward import FleetLoad
+from kvrouter.serving.passthrough import FleetLoad
 
 
 class Engines:

@@ -54,7 +54,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr("kvrouter.serving.streaming.sinks.monotonic", lambda: time.now_s)
+    monkeypatch.setattr("kvrouter.serving.streaming.relay.monotonic", lambda: time.now_s)
     return time
 
 

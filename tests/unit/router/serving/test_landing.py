@@ -10,7 +10,8 @@ from kvrouter.engines.families.base import Handoff, PendingKv
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import LandingOutcome
-from kvrouter.serving.legs.landing import LandingWaiter
+from kvrouter.serving.legs.early import begin_wait, first_landed
+from kvrouter.serving.legs.prefill import LandingWaiter
 from kvrouter.serving.request.context import PromptFacts, RequestContext, Timing
 from kvrouter.telemetry.metrics import Metrics
 
@@ -27,7 +28,7 @@ async def test_the_first_chunk_is_awaited_where_a_store_names_blocks_in_its_own_
     try:
         async with asyncio.timeout(20):
             await view.start(10)
-            first = waiter.first_landed(context, MODEL, PendingKv(BLOCKS, 20.0), 2)
+            first = first_landed(waiter, context, MODEL, PendingKv(BLOCKS, 20.0), 2)
             waiting = asyncio.create_task(first)
             await store.asked.wait()
             assert not waiting.done()
@@ -44,8 +45,8 @@ async def test_what_the_prefill_engine_reused_need_not_be_reported_again() -> No
     waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
     facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
     context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
-    context.route.handoff = Handoff(reused_tokens=BLOCKS * BLOCK_TOKENS)
-    task = waiter.begin_wait(context, MODEL, PendingKv(BLOCKS, 20.0)).task
+    context.route.note_handoff(Handoff(reused_tokens=BLOCKS * BLOCK_TOKENS))
+    task = begin_wait(waiter, context, MODEL, PendingKv(BLOCKS, 20.0)).task
     async with asyncio.timeout(20):
         assert (await task).outcome is LandingOutcome.LANDED
     assert context.route.landed_blocks == BLOCKS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.serving.request.context import Timing
-from kvrouter.serving.request.ttft_parts import parts_of
+from kvrouter.serving.request.summary import parts_of
 from kvrouter.telemetry.metrics import PARTS, Metrics
 from kvrouter.telemetry.series import TTFT_BUCKETS, Histogram
 from kvrouter.tools.docs.metrics import metrics_page, router_rows, simulator_rows, store_rows

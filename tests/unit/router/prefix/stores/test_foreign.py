@@ -20,7 +20,7 @@ from tests.fakes.foreign_stores import FakeCoordinator, FakeForeignStore, FakeMa
 from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import Identity
-from kvrouter.prefix.stores import foreign_store, http_peer, lmcache, store_urls
+from kvrouter.prefix.stores import foreign_store, lmcache, polling, store_urls
 from kvrouter.prefix.stores.base import LandingOutcome, Origin, WantedBlocks
 from kvrouter.prefix.stores.mooncake import BATCH_KEYS
 from kvrouter.prefix.stores.polling import PollingView
@@ -252,7 +252,7 @@ async def test_a_question_of_some_megabytes_is_asked(
     asked: Callable,  # type: ignore[type-arg]
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_peer, "ANSWER_S", 60.0)  # the coordinator reads it on the same loop
+    monkeypatch.setattr(polling, "ANSWER_S", 60.0)  # the coordinator reads it on the same loop
     store = FakeCoordinator()
     view = await asked(store)
     many = 500_000

@@ -18,7 +18,7 @@ from tests.unit.router.prefix.stores.test_node import (
 from kvrouter.engines.engine import CacheGroup, Identity
 from kvrouter.engines.families.base import Handoff
 from kvrouter.prefix.stores.base import LandingOutcome, StoreMatch, WantedBlocks
-from kvrouter.prefix.stores.nodes import MAX_LEFT, NodesView
+from kvrouter.prefix.stores.node import MAX_LEFT, NodesView
 from kvrouter_store.client.results import Match
 from kvrouter_store.identity.block import Manifest
 
@@ -374,7 +374,7 @@ async def test_one_node_alone_is_never_out_of_reach(make: Make) -> None:
 async def test_the_log_says_when_a_node_joins_is_away_returns_and_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "kvrouter.prefix.stores.nodes")
+    caplog.set_level("INFO", "kvrouter.prefix.stores.node")
     client = FakeNode(1, url=A)
     view = NodesView(lambda url: client)  # type: ignore[arg-type, return-value]
     view.follow([A])

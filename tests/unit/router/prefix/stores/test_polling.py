@@ -16,13 +16,13 @@ from kvrouter.prefix.stores.base import (
     Origin,
     WantedBlocks,
 )
-from kvrouter.prefix.stores.http_peer import HttpPeer
 from kvrouter.prefix.stores.polling import (
     BRIEF_S,
     LONGEST_PAUSE_S,
     POLLS_PER_S,
     SILENCE,
     SOUNDED,
+    HttpPeer,
     PollingView,
     Question,
 )

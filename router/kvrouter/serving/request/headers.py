@@ -1,13 +1,19 @@
-"""The client's headers that engines get, and what legs change in them. Pure."""
+"""Header lines of a request: what legs carry of the client's, and what the answer says. Pure."""
 
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.serving.request.summary import parts_of
+from kvrouter.telemetry.metrics import PARTS
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from kvrouter.serving.request.context import RequestContext
 
 TRACED: Final = ("traceparent", "tracestate")
 FORWARDED: Final = ("authorization", *TRACED, "baggage", "x-session-id", "x-data-parallel-rank")
@@ -50,3 +56,37 @@ def with_context(fields: bytes, other: bytes) -> bytes:
     """Header lines `fields`, with the trace context of `other`."""
     found = _CONTEXT.search(other)
     return fields if found is None else _CONTEXT.sub(lambda _: found[0], fields, count=1)
+
+
+def answer_fields(context: RequestContext) -> bytes:
+    """Header lines of the answer: the request's id and, by option, where it ran."""
+    line = b"x-request-id: %b\r\n" % context.request_id.encode("latin-1")
+    return line + _route_lines(context) if context.route_headers else line
+
+
+def _route_lines(context: RequestContext) -> bytes:
+    """Header lines: the engines of both legs, tokens that were there already, parts of the time.
+
+    For a request that is served in several shares: all engines so far, and the times of the share
+    that is answered first. An answer that began without an engine names none.
+    """
+    shares = context.shares or [context]
+    lines = [
+        *_engines("x-kvrouter-prefill", (share.route.prefill_engine for share in shares)),
+        *_engines("x-kvrouter-decode", (share.route.decode_engine for share in shares)),
+    ]
+    if context.endpoint is None:
+        hits = sum(share.route.hit_engine + share.route.hit_store for share in shares)
+        lines.append(f"x-kvrouter-hit-tokens: {hits}\r\n")
+    times = [share.timing for share in shares if share.timing.first_s]
+    if times:
+        first = min(times, key=attrgetter("first_s"))
+        parts = zip(PARTS, parts_of(first, first.first_s), strict=True)
+        durations = (f"{part};dur={seconds * 1000:.3f}" for part, seconds in parts)
+        lines.append(f"server-timing: {', '.join(durations)}\r\n")
+    return "".join(lines).encode("latin-1")
+
+
+def _engines(name: str, engines: Iterable[str | None]) -> list[str]:
+    named = ",".join(dict.fromkeys(engine for engine in engines if engine))
+    return [f"{name}: {named}\r\n"] if named else []

@@ -1,8 +1,4 @@
-"""Both legs at once, for engines that find each other once both have their request.
-
-Neither may be left waiting for the other: if one fails before the client has seen anything, the
-other is withdrawn, and both are sent again with a new rendezvous.
-"""
+"""Legs that do not wait for one another: both at once, or decode before the prompt has landed."""
 
 from __future__ import annotations
 
@@ -13,9 +9,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.families.base import PendingKv
 from kvrouter.errors import ApiError, bad_request
+from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.prefix.stores.base import LandingOutcome, WantedBlocks
+from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
 from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
+from kvrouter.serving.request.context import AwaitedLanding
+from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Rendezvous
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
-    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.leg import EngineClient, Legs
+    from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
     from kvrouter.serving.legs.release import Releases
     from kvrouter.serving.request.context import RequestContext, ResponseSink
+    from kvrouter.telemetry.metrics import Metrics
 
     _Left = tuple[RouteInputs, Plan, ApiError | Refused | None]
 
@@ -68,7 +71,8 @@ class ConcurrentLegs:
                 if found is None:
                     break
                 inputs, plan = found, self.policy.plan(found)
-            context.route.plan, context.route.handoff = plan, None
+            context.route.follow(plan)
+            context.route.note_handoff(None)
             if plan.prefill is None:
                 return (inputs, plan, None) if _serves_whole(plan.decode) else _no_prefill()
             problem = await self._both(context, sink, plan, plan.prefill)
@@ -205,3 +209,170 @@ async def both(
         for task in (first, second):
             task.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DecodeAhead:
+    """Sends decode legs ahead of their landing, if engine and store allow it."""
+
+    client: EngineClient  # knows how long an engine may take, and reports one that took longer
+    legs: Legs
+    prefill_phase: PrefillPhase
+    landing_waiter: LandingWaiter
+    chunk_blocks: int  # blocks that must have landed before the leg goes; 0 sends it at once
+    metrics: Metrics  # counts how such legs ended
+
+    def announce(self, context: RequestContext, plan: Plan) -> PendingKv | None:
+        """What a decode engine can wait for if its leg is sent now; None: send it after landing.
+
+        Only an engine that needs what the prefill engine makes, and that can wait: any other would
+        compute the prompt itself.
+        """
+        identity, request = plan.decode.identity, context.request
+        if request.n > 1:
+            return None  # each of its samples would wait, in the place of another request
+        if identity is None or not identity.waits or identity.refusal or not identity.manifest:
+            return None
+        if plan.prefill is None or plan.prefill.manifest != identity.manifest:
+            return None
+        if identity.domain != context.prompt.domain:
+            return None  # the prompt's hashes are not the names of its blocks
+        hashes = self.landing_waiter.hashes(context, None)
+        store, node = self.landing_waiter.store, plan.prefill.node
+        if store is None or not store.nodes:
+            node = None
+        elif node not in store.nodes:
+            return None  # nobody knows where it will land
+        usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
+        blocks = min(usable, len(hashes) // HASH_BYTES)
+        wait_s = self.client.deadlines.first_byte_s + self.landing_waiter.timeout_s
+        return PendingKv(blocks, wait_s, node) if blocks else None
+
+    async def run(
+        self,
+        context: RequestContext,
+        sink: ResponseSink,
+        plan: Plan,
+        inputs: RouteInputs,
+        pending: PendingKv,
+    ) -> bool:
+        """Do both legs; whether the client got its answer. Nothing runs on when this returns.
+
+        False: the prefill leg has ended well, and the decode leg must be sent as usual.
+
+        Raises:
+            LegFailed: the decode engine is to blame, and the prefill leg has ended well.
+            ApiError, Refused: either leg's.
+        """
+        landing = begin_wait(self.landing_waiter, context, plan.decode.manifest or "", pending)
+        prefill = asyncio.create_task(
+            self.prefill_phase.run(context, inputs, plan), name="prefill leg"
+        )
+        decode = asyncio.create_task(
+            self._send(context, sink, plan, landing, pending), name="decode leg"
+        )
+        try:
+            await self._decided(context, plan, pending, landing, prefill, decode)
+            if not decode.done():
+                self.metrics.ahead["withdrawn"] += 1
+                await _cancel(decode)
+            elif (error := decode.exception()) is not None:
+                self.metrics.ahead["failed"] += 1
+                if isinstance(error, LegFailed):
+                    await prefill
+                raise error
+            else:
+                self.metrics.ahead["answered" if decode.result() else "not sent"] += 1
+                if decode.result():
+                    return True
+            await prefill
+            return False
+        finally:
+            landing.task.cancel()  # first: a second cancellation may end the next wait
+            await _cancel(prefill, decode)
+
+    async def _decided(  # noqa: PLR0917
+        self,
+        context: RequestContext,
+        plan: Plan,
+        pending: PendingKv,
+        landing: AwaitedLanding,
+        prefill: asyncio.Task[None],
+        decode: asyncio.Task[bool],
+    ) -> None:
+        """Wait for the end of `decode`, or for a reason to withdraw it.
+
+        Raises:
+            LegFailed: all has landed, and the engine does not answer.
+        """
+        await asyncio.wait(
+            {landing.task, prefill, decode},
+            timeout=pending.wait_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not decode.done() and landing.landed and not context.timing.first_s:
+            answer_s = self.client.deadlines.first_byte_s
+            await asyncio.wait({decode}, timeout=answer_s)
+            if not decode.done() and not context.timing.first_s:
+                await _cancel(decode)
+                self.metrics.ahead["failed"] += 1
+                message = f"no answer within {answer_s:g} s of the landing"
+                raise self.client.failed(plan.decode, UpstreamError(Failure.TIMEOUT, message))
+        if not decode.done() and context.timing.first_s:
+            await asyncio.wait({decode})
+
+    async def _send(
+        self,
+        context: RequestContext,
+        sink: ResponseSink,
+        plan: Plan,
+        landing: AwaitedLanding,
+        pending: PendingKv,
+    ) -> bool:
+        """Send the decode leg when its time has come; False: it was not sent."""
+        if self.chunk_blocks and not await first_landed(
+            self.landing_waiter, context, landing.manifest, pending, self.chunk_blocks
+        ):
+            return False
+        if landing.task.done() and not landing.landed:
+            return False
+        await self.legs.decode(context, sink, plan.decode, pending)
+        return True
+
+
+async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel what still runs, and wait until it has released all that it held."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def begin_wait(
+    waiter: LandingWaiter, context: RequestContext, manifest: str, pending: PendingKv
+) -> AwaitedLanding:
+    """Await in the background what a decode engine waits for, and lease it.
+
+    `LandingWaiter.land` then awaits the same. The caller must cancel its task; a lease stays the
+    context's.
+    """
+    chain = (context.prompt.hashes or b"")[: pending.blocks * HASH_BYTES]
+    manifest = waiter.store.current(manifest) if waiter.store is not None else manifest
+    wait = waiter.wait(context, manifest, chain, pending.wait_s, pending.node)
+    task = asyncio.create_task(wait, name="landing")
+    awaited = AwaitedLanding(manifest, pending.blocks, task, pending.node)
+    context.route.note_wait(awaited)
+    return awaited
+
+
+async def first_landed(
+    waiter: LandingWaiter, context: RequestContext, manifest: str, pending: PendingKv, blocks: int
+) -> bool:
+    """Wait for the first `blocks` that the store did not hold; whether they landed."""
+    if waiter.store is None:
+        return False
+    held, node, origin = context.prompt.held(manifest), pending.node, context.prompt.origin
+    upto = min(held.at(node) + blocks, pending.blocks)
+    hashes, current = context.prompt.hashes or b"", waiter.store.current(manifest)
+    wanted = WantedBlocks(current, hashes, upto, held, node, lease=False, origin=origin)
+    landing = await waiter.store.wait(wanted, pending.wait_s)
+    return landing.outcome is LandingOutcome.LANDED
