@@ -19,8 +19,7 @@ from kvrouter_store import _core
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.transports import stream
 from kvrouter_store.connection import channel as connection
-from kvrouter_store.connection.channel import Channel
-from kvrouter_store.connection.handshake import exchange_hello
+from kvrouter_store.connection.channel import Channel, exchange_hello
 from kvrouter_store.rdma.initiator import Initiator, RemotePool
 
 BLOCK = 64 << 10

@@ -4,9 +4,8 @@ from tests.page.test_board import Stream, context, decoded
 from tests.page.test_window import Clock
 from tests.unit.router.conftest import joined
 
-from kvrouter.control.page.board import Board
+from kvrouter.control.page.board import MOST, OTHER, Board, ModelTraffic
 from kvrouter.control.page.model import ModelCard
-from kvrouter.control.page.traffic import MOST, OTHER, ModelTraffic
 from kvrouter.engines.engine import Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.serving.request.context import RequestContext

@@ -172,6 +172,17 @@ class Engine:
             time.sleep(0.1)
         raise EngineFailed(f"{self.options.name} did not log {text!r}:\n{self.tail()}")
 
+    def wait_store_back(self, deadline_s: float = 30.0) -> None:
+        """Return once all parts of the engine that have lost the store have found it again."""
+        until, away = time.monotonic() + deadline_s, 0
+        while time.monotonic() < until:
+            log = self.log.read_text(errors="replace")
+            away = log.count("the store is away")
+            if 0 < away == log.count("the store is back"):
+                return
+            time.sleep(0.1)
+        raise EngineFailed(f"{self.options.name} lost the store {away} times:\n{self.tail()}")
+
     def complete(self, deadline_s: float = 120.0, **body: Any) -> dict[str, Any]:
         """A completion's answer. Raises EngineFailed on another status than 200."""
         status, answer = ask(

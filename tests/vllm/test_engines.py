@@ -302,7 +302,7 @@ def test_engines_go_on_while_the_store_is_dead_and_use_it_when_it_is_back(
     cluster.store = start_store(engine_folder, port=port, name="store-again")
     again = Question("again", token_prompt(random.Random(7), 650), max_tokens=4)
     for engine in (*cluster.prefill, cluster.decode):
-        engine.wait_log("the store is back")
+        engine.wait_store_back()
     answer(cluster.prefill[0].address, again)
     sources = gained(cluster.decode, lambda: answer(cluster.decode.address, again))
     assert sources["external_kv_transfer"] == whole_blocks(650)

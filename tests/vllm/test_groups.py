@@ -235,7 +235,7 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
             got += answers(router.address, asked[4:8], 4)
             here.store = start_store(engine_folder, port=port, name="store-again")
             for engine in (prefill, decode):
-                engine.wait_log("the store is back", times=2)  # of each of its three groups
+                engine.wait_store_back()
             for question in asked[:4]:
                 leave_early(router.address, replace(question, salt="left"))
             loaded = external(decode)

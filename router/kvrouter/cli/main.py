@@ -65,7 +65,7 @@ COMMANDS: Final = (
         "doctor",
         "check the engines, the store and this host, and say how to mend each fault",
         "[FLAG of kvrouter serve ...] [--json] [--strict]",
-        "kvrouter.tools.doctor.settings:DoctorSettings",
+        "kvrouter.tools.doctor.run:DoctorSettings",
         "kvrouter.tools.doctor.run:run",
     ),
     Command(
@@ -79,7 +79,7 @@ COMMANDS: Final = (
         "register",
         "keep healthy engines registered in Redis, where routers find them",
         "--redis URL --decode URL ... [FLAG ...]",
-        "kvrouter.membership.discovery.register_settings:RegisterSettings",
+        "kvrouter.membership.discovery.register:RegisterSettings",
         "kvrouter.membership.discovery.register:run",
     ),
     Command(

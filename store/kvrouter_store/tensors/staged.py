@@ -1,18 +1,47 @@
 """Tensors on a device: blocks pass through a ring of host memory, copied beside the computing."""
 
+from __future__ import annotations
+
+import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter_store.tensors.base import CopyFailed
+from kvrouter_store.tensors.base import CopyFailed, NoRoom
 from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
-from kvrouter_store.tensors.ring import Ring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
 LOOK_S = 1e-4
 """Between two looks at a copy that runs: an event of a device has no wait with a deadline."""
+
+
+class Ring:
+    """Slots 0 to `slots` - 1, of which each belongs to one owner at a time. Safe in threads."""
+
+    def __init__(self, slots: int) -> None:
+        if slots < 1:
+            raise ValueError(f"a ring needs at least one slot, got {slots}")
+        self._free = list(range(slots))
+        self._changed = threading.Condition()
+
+    def acquire(self, deadline_s: float) -> int:
+        """A free slot, the caller's until `release`. Raises NoRoom after `deadline_s` seconds."""
+        with self._changed:
+            # It looks once more after the deadline, which may have met the wake-up.
+            if not self._changed.wait_for(lambda: self._free, deadline_s):
+                raise NoRoom(f"no slot of host memory became free within {deadline_s:g} s")
+            return self._free.pop()
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. ValueError where nobody has it."""
+        with self._changed:
+            if slot in self._free:
+                raise ValueError(f"slot {slot} was given back twice")
+            self._free.append(slot)
+            self._changed.notify()
 
 
 class Event(Protocol):
@@ -26,11 +55,11 @@ class Event(Protocol):
 class Device(Protocol):
     """What is left to a device; RuntimeError wherever it fails."""
 
-    def host_memory(self, size: int) -> "Tensor":
+    def host_memory(self, size: int) -> Tensor:
         """`size` bytes that the device copies to and from (uint8, 1-d)."""
         ...
 
-    def index(self, indices: list[int]) -> "Tensor":
+    def index(self, indices: list[int]) -> Tensor:
         """Indices on the device, as copies in `run` use them; the processor does not wait."""
         ...
 
@@ -62,14 +91,14 @@ class StagedCopier:
             )
         return most
 
-    def stage(self, layer: LayerBlocks, indices: Sequence[int], deadline_s: float) -> "_Staged":
+    def stage(self, layer: LayerBlocks, indices: Sequence[int], deadline_s: float) -> _Staged:
         """A slot for at most `most_blocks` blocks."""
         if self.failure is not None:
             raise CopyFailed(f"an earlier copy failed: {self.failure}")
         slot = self.ring.acquire(deadline_s)
         return _Staged(self, layer, indices, slot)
 
-    def slot_memory(self, slot: int) -> "Tensor":
+    def slot_memory(self, slot: int) -> Tensor:
         """A slot of the host memory, flat."""
         return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
@@ -141,7 +170,7 @@ class _Staged:
         if self._copier.failure is None:
             self._copier.ring.release(self._slot)
 
-    def _places(self, blocks: int) -> "slice | Tensor":
+    def _places(self, blocks: int) -> slice | Tensor:
         """Where the first blocks are: of a run, a slice, for which the device gathers nothing."""
         at = self._at[:blocks]
         run = range(at[0], at[0] + blocks)

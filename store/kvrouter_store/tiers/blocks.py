@@ -1,28 +1,94 @@
 """Blocks as values: how those of one manifest lie in a chunk, and their way to and from a node."""
 
-from collections.abc import Callable, Iterator, Sequence
+from __future__ import annotations
+
+import struct
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from itertools import groupby
 from threading import Lock
-from typing import TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvrouter_store._core import BlockStatus, Segments
-from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store._core import BlockStatus, Segments, crc32c
 from kvrouter_store.client.results import THERE
 from kvrouter_store.errors import Unauthorized
-from kvrouter_store.identity.block import Manifest
 from kvrouter_store.tiers.base import Item, Memory
-from kvrouter_store.tiers.values import (
-    HEADER_BYTES,
-    ValueNames,
-    is_intact,
-    key_of,
-    parent_in,
-    seal,
-)
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvrouter_store.client.blocking import StoreClient
+    from kvrouter_store.identity.block import Manifest
+
+MAGIC: Final = b"kvrouter"
+FORMAT: Final = 1
+KEY_PREFIX: Final = f"kvrouter:{FORMAT}:"
+REMEMBERED: Final = 4096
+"""Blocks whose names are known: each is asked for several times on its way."""
+_FIELDS: Final = struct.Struct("<8sIxxxxQ32s32sxxxx")
+_CRC: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+_NO_PARENT: Final = bytes(32)
 ALIGN = 64
 T = TypeVar("T")
+
+
+class ValueNames:
+    """The names of values of one tenant's blocks: 32 bytes for each part of a block.
+
+    A name is a digest over tenant, cache spec, part and block hash: tenants share no value.
+    """
+
+    def __init__(self, tenant: str, manifest: Manifest) -> None:
+        owner = sha256(tenant.encode()).digest()
+        self._parts = [
+            sha256(owner + manifest.spec.digest + part.digest) for part in manifest.parts
+        ]
+        self.of = lru_cache(REMEMBERED)(self._of)
+
+    def _of(self, block_hash: bytes) -> list[bytes]:
+        """The name of each part of a block."""
+        names = []
+        for begun in self._parts:
+            digest = begun.copy()
+            digest.update(block_hash)
+            names.append(digest.digest())
+        return names
+
+
+def key_of(name: bytes) -> str:
+    """The key under which a tier keeps the value of this name."""
+    return KEY_PREFIX + name.hex()
+
+
+def seal(value: memoryview, name: bytes, parent: bytes | None) -> None:
+    """Write the header in front of the part's bytes, which are in the value already.
+
+    parent: the hash of the block before; None where the block begins a chain.
+    """
+    size = len(value) - HEADER_BYTES
+    _FIELDS.pack_into(value, 0, MAGIC, FORMAT, size, name, parent or _NO_PARENT)
+    _CRC.pack_into(value, _FIELDS.size, _crc(value))
+
+
+def is_intact(value: memoryview, name: bytes) -> bool:
+    """Whether this is the whole value of that name, as it was sealed."""
+    if len(value) < HEADER_BYTES:
+        return False
+    *fields, _ = _FIELDS.unpack_from(value)
+    (crc,) = _CRC.unpack_from(value, _FIELDS.size)
+    return fields == [MAGIC, FORMAT, len(value) - HEADER_BYTES, name] and crc == _crc(value)
+
+
+def parent_in(value: memoryview) -> bytes | None:
+    """The parent that `seal` was given, of an intact value."""
+    parent: bytes = _FIELDS.unpack_from(value)[-1]
+    return None if parent == _NO_PARENT else parent
+
+
+def _crc(value: memoryview) -> int:
+    return crc32c(value[HEADER_BYTES:], crc32c(value[: _FIELDS.size]))
 
 
 @dataclass(frozen=True, slots=True)

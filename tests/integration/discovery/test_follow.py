@@ -10,8 +10,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.discovery.base import MAX_MEMBERS
 from kvrouter.membership.discovery.flags import FlagsSource
-from kvrouter.membership.discovery.follow import Discovery
-from kvrouter.membership.discovery.merge import MAX_NODES, MergedSources
+from kvrouter.membership.discovery.follow import MAX_NODES, Discovery, MergedSources
 from kvrouter.membership.fleet import MAX_ENGINES, Fleet, FleetFull
 
 A, B, C = "a:1", "b:1", "c:1"

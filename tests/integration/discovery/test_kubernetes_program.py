@@ -21,9 +21,12 @@ from tests.integration.discovery.conftest import followed
 from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.kubernetes import KubernetesSource
 from kvrouter.membership.kubernetes.api import ApiFailed, ApiServer
-from kvrouter.membership.kubernetes.environment import ServerFinder
+from kvrouter.membership.kubernetes.environment import (
+    MAX_ANSWER_BYTES,
+    ProgramCredentials,
+    ServerFinder,
+)
 from kvrouter.membership.kubernetes.kubeconfig import read_kubeconfig
-from kvrouter.membership.kubernetes.program import MAX_ANSWER_BYTES, ProgramCredentials
 
 V1 = "client.authentication.k8s.io/v1"
 V1BETA1 = "client.authentication.k8s.io/v1beta1"

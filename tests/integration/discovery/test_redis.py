@@ -337,7 +337,7 @@ def test_wrong_use_of_register_is_one_sentence(
 
 
 def test_an_engine_of_both_roles_registers_once() -> None:
-    from kvrouter.membership.discovery.register_settings import RegisterSettings
+    from kvrouter.membership.discovery.register import RegisterSettings
 
     given: dict[str, Any] = {"redis": "redis://a", "prefill": [A], "decode": ["http://" + A, B]}
     settings = RegisterSettings(**given, health_timeout_s=1.0, log_level="error")

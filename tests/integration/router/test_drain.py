@@ -17,7 +17,7 @@ import pytest_asyncio
 from tests.fakes.engine import engines
 from tests.integration.router.conftest import Json, Open, Site, text, until
 
-from kvrouter.app.drain import drain
+from kvrouter.app.process import drain
 from kvrouter.engines.engine import Role
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange

@@ -24,7 +24,7 @@ from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.tiers.values import HEADER_BYTES
+from kvrouter_store.tiers.blocks import HEADER_BYTES
 
 BLOCKS, BLOCK_BYTES = 20, 64 << 10
 MANIFEST = manifest_of(BLOCK_BYTES, parts=2)

@@ -14,9 +14,7 @@ import uvloop
 from tests.tools.sim.conftest import LiveSim
 
 from kvrouter.tools.doctor.base import Host
-from kvrouter.tools.doctor.report import Report
-from kvrouter.tools.doctor.run import examine
-from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.run import DoctorSettings, Report, examine
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store._core import StoreServer
 

@@ -22,9 +22,7 @@ from kvrouter.membership.discovery.register import EngineRegistration
 from kvrouter.redis.client import RedisClient
 from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.doctor.base import Check, Finding, Setup, Severity
-from kvrouter.tools.doctor.report import Report
-from kvrouter.tools.doctor.run import examine
-from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.run import DoctorSettings, Report, examine
 
 PATIENT = ("--max-concurrent-requests", "64", "--health-timeout-s", "20")
 LIMITED = """

@@ -19,7 +19,7 @@ from kvrouter.tools.doctor.engine_facts import (
 )
 from kvrouter.tools.doctor.engines import odd_ones
 from kvrouter.tools.doctor.registry import CHECKS
-from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.run import DoctorSettings
 from kvrouter.tools.doctor.trials import pairs_to_try
 
 FAILURES = "vllm:kv_offload_tiering_promotion_allocation_failures_total"

@@ -13,7 +13,7 @@ from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.tools.doctor.base import Finding, Host, Setup, Severity
 from kvrouter.tools.doctor.registry import CHECKS
-from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.run import DoctorSettings
 from kvrouter.tools.doctor.store_facts import StoreFacts
 from kvrouter_store.client.results import SharingRefusal
 from kvrouter_store.errors import StoreUnavailable

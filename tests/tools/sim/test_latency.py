@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kvrouter.tools.sim.latency import LatencyModel
+from kvrouter.tools.sim.engine import LatencyModel
 from kvrouter.tools.sim.settings import Duration, SimSettings
 
 

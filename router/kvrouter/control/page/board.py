@@ -5,23 +5,27 @@ It holds a request only while it is in flight; that costs the request two update
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from dataclasses import astuple, dataclass
 from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
-from kvrouter.control.page.traffic import ModelTraffic, Traffic
-from kvrouter.control.page.window import MINUTE_S, Recent
+from kvrouter.control.page.model import FlowCard, ModelCard, RequestCard, RequestList
+from kvrouter.control.page.window import MINUTE_S, Growth, Recent
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.summary import parts_of
 from kvrouter.telemetry.metrics import NOT_WELL, PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
+    from kvrouter.engines.engine import Engine
     from kvrouter.serving.request.context import RequestContext
 
+MOST: Final = 50
+"""Models that are told apart; all others are `OTHER`."""
+OTHER: Final = "other"
 _MODEL: Final = 200
 """Characters of a model's name: a client may ask for any."""
 SHOWN_REQUESTS: Final = 50
@@ -32,6 +36,95 @@ _NOT_SENT: Final = ("queue", "plan")
 
 Pair = tuple[str | None, str]
 """Prefill engine (None: no prefill leg) and decode engine."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of one model since the start; they only grow."""
+
+    ok: int = 0  # requests that ended well
+    failed: int = 0
+    tokens: int = 0  # that clients got
+    begun: int = 0  # answers
+    ttft_s: float = 0.0  # the sum of their times to the first byte
+
+
+@dataclass(slots=True)
+class Traffic:
+    """One model: its totals, and what of it was in flight when `Board` looked last."""
+
+    totals: Totals
+    ended_tokens: int = 0  # of requests that have ended
+    live_tokens: int = 0
+    running: int = 0
+    waiting: int = 0  # of these: not sent to an engine yet
+
+    def add_up(self) -> None:
+        """Count the tokens so far. An answer may have fewer tokens than it had events."""
+        self.totals.tokens = max(self.totals.tokens, self.ended_tokens + self.live_tokens)
+
+
+class ModelTraffic:
+    """The traffic of each model."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Traffic] = {}
+        self._growth: Growth[tuple[str, int]] = Growth()
+
+    def all(self) -> Iterator[Traffic]:
+        """Of every model."""
+        yield from self._models.values()
+
+    def of(self, model: str, asked: str | None = None) -> Traffic:
+        """That of `model`; as long as it is "", that of the model which the client `asked` for."""
+        traffic = self._models.get(model or asked or OTHER)
+        if traffic is None:
+            name = model if model and len(self._models) < MOST else OTHER
+            traffic = self._models.setdefault(name, Traffic(Totals()))
+        return traffic
+
+    def note(self, now_s: float, served: Sequence[str]) -> None:
+        """Record the totals at `now_s`; forget models that are gone if there are too many."""
+        for name in served[:MOST]:
+            self.of(name)
+        self._growth.note(
+            now_s,
+            {
+                (name, place): value
+                for name, one in self._models.items()
+                for place, value in enumerate(astuple(one.totals))
+            },
+        )
+        if len(self._models) >= MOST:
+            kept = {*served, *(name for name in self._models if self._busy(name))}
+            self._models = {name: one for name, one in self._models.items() if name in kept}
+
+    def cards(self, engines: Sequence[Engine]) -> list[ModelCard]:
+        """The models that engines of the pool serve, and those with requests."""
+        up = Counter(model for e in engines if e.identity for model in e.identity.models)
+        shown = (name for name in self._models if up[name] or self._busy(name))
+        return [self._card(name, up[name]) for name in shown]
+
+    def _card(self, name: str, engines: int) -> ModelCard:
+        one = self._models[name]
+        ok, failed, tokens, begun, ttft_s = self._grown(name)
+        return ModelCard(
+            name=name,
+            engines=engines,
+            running=one.running,
+            waiting=one.waiting,
+            ok=int(ok),
+            failed=int(failed),
+            output_tokens=int(tokens),
+            ttft_mean_s=ttft_s / begun if begun else None,
+        )
+
+    def _busy(self, name: str) -> bool:
+        return bool(self._models[name].running) or any(self._grown(name))
+
+    def _grown(self, name: str) -> list[float]:
+        """The growth of each of `Totals` within the last minute."""
+        return [self._growth.of((name, place)) for place in range(5)]
 
 
 class Board:

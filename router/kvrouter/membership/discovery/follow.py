@@ -7,23 +7,105 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.discovery.merge import MergedSources
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.base import both_roles, too_many
 from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from kvrouter.membership.discovery.base import EngineSource
-    from kvrouter.membership.discovery.merge import SourceStatus
+    from kvrouter.membership.discovery.base import EngineSource, Members
     from kvrouter.membership.fleet import Fleet
 
+MAX_NODES: Final = 256
+"""Nodes of the store, of all sources together: each request may ask all of them."""
 FIRST_REPORT_S: Final = 2.0
 """How long the start waits for the sources' first reports; later ones count as well."""
 RESTART_S: Final = 1.0
 """Between two runs of a source that failed unexpectedly."""
-
 log = logging.getLogger(__name__)
+
+
+class SourceStatus:
+    """The reports of one source: its `Listener`."""
+
+    def __init__(self, name: str, changed: Callable[[Iterable[str]], None]) -> None:
+        self.name = name
+        self.members: Members = {}  # what it named last
+        self.problem: str | None = None  # why its last reading failed
+        self.reported = asyncio.Event()
+        self._changed = changed
+
+    @property
+    def up(self) -> bool:
+        """Whether its last reading succeeded."""
+        return self.reported.is_set() and self.problem is None
+
+    def named(self, members: Members, *, restore: bool = False) -> None:
+        """See `Listener`."""
+        if problem := too_many(members):
+            self.failed(problem)
+            return
+        if members != self.members or not self.up:
+            log.info("discovery %s names %d members", self.name, len(members))
+        self.problem = None
+        self.reported.set()
+        if restore or members != self.members:
+            self.members = dict(members)
+            self._changed(members if restore else ())
+
+    def failed(self, problem: str) -> None:
+        """See `Listener`."""
+        if problem != self.problem:
+            log.warning(
+                "discovery %s cannot be read, its %d members stay: %s",
+                self.name,
+                len(self.members),
+                problem,
+            )
+        self.problem = problem
+        self.reported.set()
+
+
+class MergedSources:
+    """What sources name: engines go to `fleet`, all URLs of store nodes to `follow_nodes`.
+
+    `statuses` are in the order of the sources.
+    """
+
+    def __init__(self, fleet: Fleet, follow_nodes: Callable[[list[str]], None]) -> None:
+        self._fleet = fleet
+        self._follow_nodes = follow_nodes
+        self.statuses: list[SourceStatus] = []
+        self._members: dict[str, Role] = {}  # engines
+        self._nodes: list[str] = []
+
+    def add(self, name: str) -> SourceStatus:
+        """The listener for one more source."""
+        status = SourceStatus(name, self._update)
+        self.statuses.append(status)
+        return status
+
+    def _update(self, restored: Iterable[str]) -> None:
+        named = both_roles(each for status in self.statuses for each in status.members.items())
+        nodes = [address for address, role in named.items() if role is Role.STORE]
+        used = nodes[:MAX_NODES]
+        if used != self._nodes:
+            if len(nodes) > MAX_NODES:
+                log.warning("of %d store nodes the first %d are used", len(nodes), MAX_NODES)
+            self._nodes = used
+            self._follow_nodes(used)
+        before = self._members
+        after: dict[str, Role] = {a: r for a, r in named.items() if r is not Role.STORE}
+        touched = {a for a in before.keys() | after.keys() if before.get(a) is not after.get(a)}
+        touched.update(restored)
+        refused = self._fleet.follow(
+            {address: role for address, role in before.items() if address in touched},
+            {address: role for address, role in after.items() if address in touched},
+        )
+        # Those that did not fit are tried again at the next change.
+        self._members = {a: r for a, r in after.items() if a not in refused}
 
 
 class Discovery:

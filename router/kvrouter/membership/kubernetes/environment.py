@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
+import time
+from base64 import b64encode
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from subprocess import DEVNULL, PIPE
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import msgspec
 
 from kvrouter.credentials.tls import client_context, show_certificate
+from kvrouter.http.bounded_json import bounded
 from kvrouter.membership.kubernetes.api import ApiFailed, ApiServer
-from kvrouter.membership.kubernetes.credentials import Credentials, bearer, credentials_of
+from kvrouter.membership.kubernetes.credentials import Credentials, bearer, credentials_of, with_key
 from kvrouter.membership.kubernetes.kubeconfig import first_that_exists, read_kubeconfig
-from kvrouter.membership.kubernetes.program import DEADLINE_S, ProgramCredentials
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import datetime
 
-    from kvrouter.membership.kubernetes.kubeconfig import Kubeconfig
+    from kvrouter.membership.kubernetes.kubeconfig import Kubeconfig, Program
 
+DEADLINE_S: Final = 30.0
+"""A program may ask a server of its own."""
+REAPED_S: Final = 5.0
+"""After SIGKILL: only a process that the kernel does not let go takes longer."""
+MAX_ANSWER_BYTES: Final = 1 << 20
+_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_EXTENSION: Final = "client.authentication.k8s.io/exec"
+"""Under this name a cluster keeps what is for programs."""
 T = TypeVar("T")
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -27,6 +43,208 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT: Final = "~/.kube/config"
 READ_S: Final = 10.0
 """For files, which may lie on a network."""
+
+
+class _Status(msgspec.Struct, rename="camel", frozen=True):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _Answer(msgspec.Struct, rename="camel", frozen=True):
+    api_version: str
+    kind: str
+    status: _Status
+
+
+class ProgramCredentials:
+    """What a program answered, until that expires or `forget` is called.
+
+    Args:
+        environment: of the program, before the kubeconfig adds to it.
+        deadline_s: for one run.
+        now: a clock of seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        deadline_s: float = DEADLINE_S,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        theirs = {n: value for n, value in environment.items() if not n.startswith("KVROUTER_")}
+        self._environment = theirs
+        self._deadline_s = deadline_s
+        self._now = now
+        self._asked: tuple[Program, str] | None = None
+        self._kept: Credentials | None = None
+        self._expires_at = 0.0
+
+    def forget(self) -> None:
+        """Ask the program anew next time: the server did not accept its answer."""
+        self._kept = None
+
+    async def get(self, program: Program, file: Kubeconfig) -> Credentials:
+        """What `program` of `file` answers; ApiFailed: it cannot be had."""
+        asked = (program, _question(program, file))
+        if self._kept is not None and asked == self._asked and self._now() < self._expires_at:
+            return self._kept
+        self._kept = None
+        try:
+            status = _read(await self._run(program, asked[1], file), program.api_version)
+            kept = _credentials(status)
+        except ApiFailed as error:
+            raise ApiFailed(f"its exec program {program.command}: {error}") from None
+        expires = status.expiration_timestamp
+        self._expires_at = expires.timestamp() if expires is not None else float("inf")
+        self._asked, self._kept = asked, kept
+        return kept
+
+    async def _run(self, program: Program, question: str, file: Kubeconfig) -> bytes:
+        command = program.command
+        if os.sep in command:  # else it is looked up in PATH
+            command = str(file.folder.absolute() / command)
+        more = {each.name: each.value for each in program.env}
+        environment = {**self._environment, **more, "KUBERNETES_EXEC_INFO": question}
+        return await _output([command, *program.args], environment, self._deadline_s)
+
+
+class _Output(asyncio.SubprocessProtocol):
+    """Collects what a process writes, up to a bound, until it has ended.
+
+    Attributes:
+        ended: it has, and nobody holds its stdout any more; or it wrote too much.
+        exited: set once the event loop has reaped it.
+    """
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.exited = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        del fd
+        self.content += data
+        if len(self.content) > MAX_ANSWER_BYTES and not self.ended.done():
+            self.ended.set_exception(ApiFailed(f"it answers more than {MAX_ANSWER_BYTES} bytes"))
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has ended, and nobody holds its stdout any more."""
+        del error
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+async def _start(
+    command: list[str], environment: dict[str, str]
+) -> tuple[asyncio.SubprocessTransport, _Output]:
+    starting = asyncio.create_task(
+        asyncio.get_running_loop().subprocess_exec(
+            _Output,
+            *command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=DEVNULL,  # it would stand between the lines of the log
+            env=environment,
+            start_new_session=True,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A cancelled subprocess_exec kills the process, but not what that has started by then.
+        with suppress(OSError, ValueError):
+            transport, output = await starting
+            _kill(transport)
+            await _close(transport, output)
+        raise
+    except OSError as error:
+        raise ApiFailed(f"{reason_of(error)}; install it") from None
+    except ValueError:
+        raise ApiFailed("an argument or a variable of it cannot be passed") from None
+
+
+def _kill(transport: asyncio.SubprocessTransport) -> None:
+    with suppress(OSError):  # it may have ended, or be another user's
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+
+
+async def _close(transport: asyncio.SubprocessTransport, output: _Output) -> None:
+    """Let go of a process that has ended or was killed, once it is reaped.
+
+    Before that its transport would outlive an event loop that ends now.
+    """
+    transport.close()  # its pipe, which what it left behind may still hold
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REAPED_S):
+            await output.exited.wait()
+    transport.close()
+
+
+async def _output(command: list[str], environment: dict[str, str], deadline_s: float) -> bytes:
+    """What a command writes; it and what it started are killed unless it ends in time with 0."""
+    transport, output = await _start(command, environment)
+    try:
+        async with asyncio.timeout(deadline_s):
+            await output.ended
+    except BaseException as error:
+        _kill(transport)
+        if isinstance(error, TimeoutError):
+            raise ApiFailed(f"it does not end within {deadline_s:g} s") from None
+        raise
+    finally:
+        await _close(transport, output)
+    if code := transport.get_returncode():
+        raise ApiFailed(f"it ends with {code}; run it by hand to see why")
+    return bytes(output.content)
+
+
+def _question(program: Program, file: Kubeconfig) -> str:
+    """What a program is told, in KUBERNETES_EXEC_INFO."""
+    if program.api_version not in _VERSIONS:
+        raise ApiFailed(f"apiVersion of its exec program: write {_VERSIONS[0]}")
+    if program.interactive_mode == "Always":
+        raise ApiFailed(f"its exec program {program.command} needs a terminal; use another")
+    spec: dict[str, object] = {"interactive": False}
+    if program.provide_cluster_info:
+        spec["cluster"] = _told(file)
+    said = {"apiVersion": program.api_version, "kind": "ExecCredential", "spec": spec}
+    return msgspec.json.encode(said).decode()
+
+
+def _told(file: Kubeconfig) -> dict[str, object]:
+    cluster = file.cluster
+    config = next((each.extension for each in cluster.extensions if each.name == _EXTENSION), None)
+    told = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": b64encode(file.authorities).decode(),
+        "proxy-url": cluster.proxy_url,
+        "config": config,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _read(answer: bytes, version: str) -> _Status:
+    with suppress(ValueError, RecursionError):  # whose text may be a secret
+        read = msgspec.json.decode(bounded(answer), type=_Answer)
+        if (read.api_version, read.kind) == (version, "ExecCredential"):
+            return read.status
+    raise ApiFailed(f"its answer is no ExecCredential of {version} with a status")
+
+
+def _credentials(status: _Status) -> Credentials:
+    pair = status.client_certificate_data or "", status.client_key_data or ""
+    certificate = with_key(*(each.encode("utf-8", "replace") for each in pair))
+    made = Credentials(bearer(status.token) if status.token else "", certificate)
+    if made == Credentials():
+        raise ApiFailed("its answer has neither a token nor a certificate")
+    return made
 
 
 class ServerFinder:

@@ -3,6 +3,8 @@
 `admit` looks up the cache, reserves slots, and returns a `Generation`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from array import array
@@ -11,16 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from random import Random
+from typing import TYPE_CHECKING
 
 from kvrouter.tools.sim.admission import SimAdmission
 from kvrouter.tools.sim.answers import SimAnswer
 from kvrouter.tools.sim.block_cache import BlockCache, Cleared, Event, Removed
 from kvrouter.tools.sim.generation import Generation, Prompt
-from kvrouter.tools.sim.latency import LatencyModel
 from kvrouter.tools.sim.memory import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
-from kvrouter.tools.sim.requests import GenerateRequest
-from kvrouter.tools.sim.settings import SimSettings
 from kvrouter.tools.sim.store_link import SimStoreLink, sim_manifest
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.client.blocking import StoreClient
@@ -28,8 +28,66 @@ from kvrouter_store.connectors.neighbours import Neighbours, name_of
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 from kvrouter_store.rdma.initiator import Initiator
 
+if TYPE_CHECKING:
+    from kvrouter.tools.sim.requests import GenerateRequest
+    from kvrouter.tools.sim.settings import SimSettings
+
+_WIDEST = 0.7
 Publish = Callable[[list[Event]], None]
 _COPY_THREADS = 4
+
+
+class LatencyModel:
+    """Times in seconds, from the flags. The random generator is the only state."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        self._settings = settings
+        self._random = Random(time.time_ns() if settings.seed is None else settings.seed)
+
+    def transfer(self, loaded_tokens: int, running: int) -> float:
+        """Seconds that a load of `loaded_tokens` from the store takes."""
+        if loaded_tokens == 0:
+            return 0.0
+        settings = self._settings
+        constant_s = settings.kv_cache_transfer_latency
+        if constant_s > 0:
+            return self._drawn(constant_s, settings.kv_cache_transfer_latency_std_dev, running)
+        mean_s = settings.kv_cache_transfer_time_per_token * loaded_tokens
+        return self._drawn(mean_s, settings.kv_cache_transfer_time_std_dev, running)
+
+    def prefill(self, computed_tokens: int, loaded_tokens: int, running: int) -> float:
+        """Seconds that computing `computed_tokens` takes.
+
+        If KV was loaded, the time of the load replaces a constant --time-to-first-token. A time per
+        token counts what is computed nevertheless.
+        """
+        settings = self._settings
+        constant_s = settings.time_to_first_token
+        if constant_s > 0:
+            spread_s = settings.time_to_first_token_std_dev
+            return 0.0 if loaded_tokens else self._drawn(constant_s, spread_s, running)
+        mean_s = settings.prefill_overhead + settings.prefill_time_per_token * computed_tokens
+        return self._drawn(mean_s, settings.prefill_time_std_dev, running)
+
+    def next_token(self, running: int) -> float:
+        """Seconds until the next token of an answer."""
+        mean_s = self._settings.inter_token_latency
+        return self._drawn(mean_s, self._settings.inter_token_latency_std_dev, running)
+
+    def load_factor(self, running: int) -> float:
+        """1 with a single request, --time-factor-under-load with --max-num-seqs requests."""
+        most, factor = self._settings.max_num_seqs, self._settings.time_factor_under_load
+        if factor == 1.0 or most < 2:
+            return 1.0
+        share = (min(running, most) - 1) / (most - 1)
+        return 1.0 + (factor - 1.0) * max(share, 0.0)
+
+    def _drawn(self, mean_s: float, spread_s: float, running: int) -> float:
+        drawn_s = mean_s
+        if spread_s > 0 and mean_s > 0:
+            drawn_s = self._random.gauss(mean_s, spread_s)
+            drawn_s = min(max(drawn_s, mean_s * (1 - _WIDEST)), mean_s * (1 + _WIDEST))
+        return drawn_s * self.load_factor(running)
 
 
 class Steps:

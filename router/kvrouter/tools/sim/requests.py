@@ -13,7 +13,7 @@ import orjson
 
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.openai.request import Kind, checked_salt
-from kvrouter.tools.sim.forms import Form, form_of
+from kvrouter.tools.sim.schemas import Form, form_of
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.connectors.vllm_tier.announced import announced
 

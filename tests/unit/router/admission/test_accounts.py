@@ -1,4 +1,4 @@
-from kvrouter.admission.accounts import Accounts
+from kvrouter.admission.queue import Accounts
 
 
 def test_a_tenant_that_comes_begins_where_the_others_are() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvrouter.app.settings import RouterSettings
-from kvrouter.cli.config_schema import json_schema
+from kvrouter.cli.config_command import json_schema
 from kvrouter.cli.main import COMMANDS, imported, main
 from kvrouter.options.complaints import UsageError
 from kvrouter.options.load import load

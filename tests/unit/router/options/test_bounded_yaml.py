@@ -11,7 +11,7 @@ from kvrouter.credentials.caller_keys import read_keys
 from kvrouter.membership.discovery.file import parse_engines
 from kvrouter.options import bounded_yaml
 from kvrouter.options.bounded_yaml import MAX_DEPTH, TooMuch, load_bounded
-from kvrouter.options.yaml_file import MAX_BYTES, UnreadableFile, read_settings_file
+from kvrouter.options.load import MAX_BYTES, UnreadableFile, read_settings_file
 
 DOUBLED = "- &a0 [x, x]\n" + "".join(f"- &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 30))
 MERGED = "- &a0 {x: y}\n" + "".join(

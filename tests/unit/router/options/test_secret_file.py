@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from kvrouter.app.settings import RouterSettings
 from kvrouter.cli.main import main
-from kvrouter.membership.discovery.register_settings import RegisterSettings
+from kvrouter.membership.discovery.register import RegisterSettings
 from kvrouter.tools.sim.settings import SimSettings
 
 TOKEN = "a-token-of-more-than-sixteen-letters"

@@ -12,14 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.router.conftest import Clock
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.prefix.patience import (
+from kvrouter.prefix.tokenize import (
+    INLINE_CHARACTERS,
     LEAST_S,
     LONGEST_PAUSE_S,
     MOST_S,
+    TRIAL_S,
+    LocalTokenizer,
     QuickEngines,
+    TokenSource,
     patience_s,
 )
-from kvrouter.prefix.tokenize import INLINE_CHARACTERS, TRIAL_S, LocalTokenizer, TokenSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter_store.tensors.base import NoRoom
-from kvrouter_store.tensors.ring import Ring
+from kvrouter_store.tensors.staged import Ring
 
 WAIT_S = 10.0
 

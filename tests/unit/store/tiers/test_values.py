@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.store import chain_of, manifest_of
 
-from kvrouter_store.tiers.values import (
+from kvrouter_store.tiers.blocks import (
     HEADER_BYTES,
     KEY_PREFIX,
     ValueNames,
