@@ -304,5 +304,6 @@ def test_engines_go_on_while_the_store_is_dead_and_use_it_when_it_is_back(
     for engine in (*cluster.prefill, cluster.decode):
         engine.wait_store_back()
     answer(cluster.prefill[0].address, again)
+    cluster.store.wait_stored(whole_blocks(650) // BLOCK_TOKENS)
     sources = gained(cluster.decode, lambda: answer(cluster.decode.address, again))
     assert sources["external_kv_transfer"] == whole_blocks(650)

@@ -172,7 +172,9 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
     prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
     with running([prefill, decode]):
         question = Question("overwritten", token_prompt(random.Random(4), SIZES[0]))
+        kept, stored = blocks_kept(kind), here.store.stats()["commits_total"]
         expected = reference(prefill.address, question)
+        here.store.wait_stored(stored + kept)
         overwrite_pool(here.store)
         assert not difference(expected, answer(decode.address, question))
         assert external(decode) == 0
@@ -181,6 +183,7 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
         with running([trusting]):
             again = replace(question, prompt=token_prompt(random.Random(5), SIZES[0]))
             expected = reference(prefill.address, again)
+            here.store.wait_stored(stored + 2 * kept)
             overwrite_pool(here.store)
             assert difference(expected, answer(trusting.address, again))
             assert external(trusting) > 0
@@ -201,6 +204,12 @@ def test_what_was_stored_before_the_weights_changed_is_not_loaded_after(here: Si
         assert not difference(expected, answer(router.address, after))
         assert landings(router) == {"landed": 1}
         assert external(decode) == SIZES[0] // 32 * 32
+
+
+def blocks_kept(kind: Kind) -> int:
+    """Blocks that the store gets of a prompt of SIZES[0] tokens."""
+    whole = SIZES[0] // 32
+    return sum(whole if reach is None else min(reach, whole) for reach in kind.reaches)
 
 
 def reset(engine: Engine) -> None:
@@ -253,7 +262,7 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
 def test_one_rank_and_two_share_in_the_canonical_layout(here: Site, name: str) -> None:
     kind, whole = KINDS[name], SIZES[0] // 32
     two = replace(kind, flags=(*kind.flags, "--tensor-parallel-size", "2"))
-    kept = sum(whole if reach is None else min(reach, whole) for reach in kind.reaches)
+    kept = blocks_kept(kind)
     one, other = (
         Question(f"{name}-{seed}", token_prompt(random.Random(seed), SIZES[0])) for seed in (1, 2)
     )
