@@ -2,6 +2,14 @@
 
 Each operation takes a channel for itself: threads that operate at once have one each, up to a
 limit.
+
+Promises: a channel that comes free goes to a thread that can use it. There are two conditions
+because some operations take no channel with leases: with one condition, `give` woke a thread that
+could not use the channel, and another waited to its deadline beside a free one. What holds a
+channel (a lease, a reservation) counts until its last request has ended, so that no wait gets in
+between.
+Tried: fewer checks on the way of shared memory. It saved 0.4 us of 4.8 a call and nothing of a
+burst of 1 MiB blocks by four clients, and repeated the checks of dialer and channel.
 """
 
 import contextlib

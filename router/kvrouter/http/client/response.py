@@ -61,24 +61,9 @@ class EngineResponse:
     """
 
     __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_comments",
-        "_connection",
-        "_done",
-        "_failure",
-        "_first",
-        "_head",
-        "_limit_bytes",
-        "_loop",
-        "_paused",
-        "_sink",
-        "complete",
-        "feed",
-        "framed",
-        "headers",
-        "status",
-        "streams",
+        *("_body", "_body_bytes", "_comments", "_connection", "_done", "_failure", "_first"),
+        *("_head", "_limit_bytes", "_loop", "_paused", "_sink"),
+        *("complete", "feed", "framed", "headers", "status", "streams"),
     )
 
     def __init__(self, connection: "ClientConnection", loop: asyncio.AbstractEventLoop) -> None:

@@ -6,6 +6,15 @@ The publishers of vLLM and SGLang number messages from 0 and keep the last of th
 a number does not name its publisher: after a restart they begin at 0 again. So a replay begins one
 message before what is missing, and that one must be the one that was applied. Numbers of store
 nodes begin with their life: see `COUNT_BITS`.
+
+Promises: `output` gets each message once and in order, and an engine counts as exact only while
+nothing can be missing. A change must keep these, each of which was a fault:
+- The first answer to a replay that shows a restart is a beginning, and the rest of it is applied.
+- While a replay brings new messages the reason is told at once, not at the next tick: a later one
+  may remove what an earlier one stored.
+- A replay that broke off behind new messages leaves the engine distrusted until it is whole.
+Tried: to know a restart by its first number alone. A node whose new life had exactly the expected
+number passed for one that goes on; so lives stand in the upper bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,18 @@
 """Stores of other projects, which hold no lease and say nothing by themselves: the router polls.
 
 The router asks whether KV exists, in JSON over HTTP, each time with a deadline. It never reads any.
+
+Why a landing is not simply awaited: LMCache's coordinator hears only of what is put. After its
+restart, or after one report that took longer than 2 s, it never learns what servers hold; then each
+prompt on such a prefix would wait for --landing-timeout, and count as missing KV. So what the
+prefill engine reused counts as there, and after `SILENCE` landings in a row that brought nothing
+most are awaited for `BRIEF_S`, one in `SOUNDED` in full. Mooncake's master knows what it holds: its
+landings are awaited as they are.
+
+What a change must keep: silence never shortens a wait where a time-out counts as missing KV; an
+answer that is late or too large costs one question, not the store; landings share `POLLS_PER_S`.
+Tried: all token ids with each poll (200 ms of the coordinator's CPU at 128k tokens; by keys 1 ms),
+and landings that poll in turn (beyond 200 at once all of them timed out).
 """
 
 from __future__ import annotations

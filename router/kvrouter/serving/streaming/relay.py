@@ -3,6 +3,11 @@
 Pieces go on from within the read callback, in the engine's own chunk frames if the client speaks
 HTTP/1.1; no task wakes for them. Only pieces that have something to tidy, and those that cut an
 event in two, go on as whole events.
+
+Promises: the client never sees half an event of an engine that fails, and a slow client slows its
+engine alone. Nothing counts as the answer before its first event with data: comments commit to no
+engine. A task or a queue between the two sockets would wake for each token, which costs more than
+all else here; a change that awaits in `write` brings that back.
 """
 
 from __future__ import annotations
