@@ -72,7 +72,6 @@ def build(
             settings,
             core=core,
             members=members,
-            services=services,
             ports=control.ports,
             events=control.events,
         ),

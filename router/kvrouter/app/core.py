@@ -24,8 +24,8 @@ from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
-from kvrouter.serving.legs.failures import Retries
 from kvrouter.serving.legs.leg import EngineClient
+from kvrouter.serving.request.limits import ServingLimits
 from kvrouter.serving.streaming.keep_alive import KeepAlive
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
@@ -63,7 +63,7 @@ class Core:
     gates: ModelGates
     engine_wait: EngineWait
     budget: RecomputeBudget
-    retries: Retries
+    limits: ServingLimits
 
 
 def make_core(settings: RouterSettings) -> Core:
@@ -119,7 +119,7 @@ def make_core(settings: RouterSettings) -> Core:
         gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
         budget=RecomputeBudget(settings.recompute_budget_tokens),
-        retries=Retries(settings.retry_max_attempts),
+        limits=limits_of(settings),
     )
 
 
@@ -135,3 +135,14 @@ def _nodes(settings: RouterSettings) -> NodesView:
     )
     nodes.follow(settings.store_nodes)
     return nodes
+
+
+def limits_of(settings: RouterSettings) -> ServingLimits:
+    """How requests are served, as far as it may change."""
+    return ServingLimits(
+        max_choices=settings.max_choices,
+        max_attempts=settings.retry_max_attempts,
+        landing_timeout_s=settings.landing_timeout_s,
+        prefill_threshold=settings.prefill_threshold,
+        model_thresholds=settings.model_thresholds,
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import AccessKeys
+from kvrouter.app.core import limits_of
 from kvrouter.options.complaints import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from kvrouter.access.ports import Ports
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
-    from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.control.page.events import Events
 
@@ -79,14 +79,13 @@ class LiveSettings:
     """The settings of a router that runs.
 
     Attributes:
-        core, members, services, ports: follow a change.
+        core, members, ports: follow a change.
         now: the settings as they are now.
     """
 
     now: RouterSettings
     core: Core
     members: Members
-    services: Services
     ports: Ports
     events: Events | None  # where changes are noted; None: nowhere
 
@@ -128,7 +127,7 @@ class LiveSettings:
 
     def _follow_limits(self, after: RouterSettings) -> None:
         """Give the parts what RELOADED names; what is as it was changes nothing."""
-        core, services, prober = self.core, self.services, self.members.prober
+        core, prober = self.core, self.members.prober
         breakers = core.pool.breaker_limits
         core.client.deadlines = after.deadlines
         core.keep_alive.interval_s = after.sse_keep_alive_interval_s
@@ -140,13 +139,9 @@ class LiveSettings:
         core.engine_wait.size, core.engine_wait.timeout_s = after.queue_size, after.engine_wait_s
         core.models.aliases, core.models.keep_s = after.aliases, after.model_retention_s
         core.budget.limit_tokens = after.recompute_budget_tokens
-        core.retries.max_attempts = after.retry_max_attempts
+        core.limits.follow(limits_of(after))
         breakers.threshold = after.cb_failure_threshold
         breakers.cooldown_s, breakers.max_cooldown_s = after.cb_timeout_s, after.cb_max_timeout_s
-        services.inputs_builder.prefill_threshold = after.prefill_threshold
-        services.inputs_builder.model_thresholds = after.model_thresholds
-        services.landing_waiter.timeout_s = after.landing_timeout_s
-        services.completions.max_choices = after.max_choices
         prober.interval_s, prober.client.timeout_s = after.health_interval_s, after.health_timeout_s
         prober.lives.limits.follow(after.life_limits)
 

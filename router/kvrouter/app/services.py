@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The services, and those of their parts that change with the settings or must be closed."""
+    """The services, and those of their parts that others read or must close."""
 
     completions: Completions
     passthrough: Passthrough
     inputs_builder: InputsBuilder
-    landing_waiter: LandingWaiter
     releases: Releases
     canary: Canary | None
 
@@ -49,7 +48,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     landing_waiter = LandingWaiter(
         store=core.store,
         hash_cache=core.hash_cache,
-        timeout_s=settings.landing_timeout_s,
+        limits=core.limits,
         metrics=metrics,
     )
     releases = Releases(pool=pool, families=core.families, client=core.client, metrics=metrics)
@@ -75,10 +74,9 @@ def make_services(core: Core, group: Group | None) -> Services:
                 orchestrator=orchestrator,
                 sink=ClientSink(core.client, metrics),
             ),
-            retries=core.retries,
+            limits=core.limits,
         ),
         inputs_builder=inputs_builder,
-        landing_waiter=landing_waiter,
         releases=releases,
         canary=canary,
     )
@@ -104,8 +102,7 @@ def _inputs_builder(
             in_flight=in_flight,
             session_key=settings.session_header,
         ),
-        prefill_threshold=settings.prefill_threshold,
-        model_thresholds=settings.model_thresholds,
+        limits=core.limits,
         publish=group.holdings.send if group is not None else None,
     )
 
@@ -125,7 +122,7 @@ def _completions(
             resumption=resumption,
         ),
         queue_wait=core.queue_wait,
-        max_choices=core.settings.max_choices,
+        limits=core.limits,
         resumption=resumption,
         canary=canary,
     )
@@ -163,7 +160,7 @@ def _orchestrator(  # noqa: PLR0917
         legs=legs,
         landing_waiter=landing_waiter,
         budget=core.budget,
-        retries=core.retries,
+        limits=core.limits,
     )
     return Orchestrator(
         pool=core.pool,
@@ -180,13 +177,13 @@ def _orchestrator(  # noqa: PLR0917
             legs=legs,
             releases=releases,
             engine_wait=core.engine_wait,
-            retries=core.retries,
+            limits=core.limits,
         ),
         landing_waiter=landing_waiter,
         engine_wait=core.engine_wait,
         releases=releases,
         in_flight=in_flight,
-        retries=core.retries,
+        limits=core.limits,
         metrics=core.metrics,
     )
 
@@ -202,6 +199,7 @@ def _ahead(
         legs=legs,
         prefill_phase=prefill_phase,
         landing_waiter=landing_waiter,
+        limits=core.limits,
         chunk_blocks=chunk_blocks,
         metrics=core.metrics,
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.caller_salt import CallerSalts
     from kvrouter.serving.request.context import ResponseSink
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
     from kvrouter.serving.streaming.resume import Resumption
@@ -59,13 +60,13 @@ class Completions:
     sink: ResponseSink  # takes the answer to a single prompt
     fanout: Fanout  # serves requests for several choices
     queue_wait: QueueWait  # counts each share of a request as a request
-    max_choices: int  # how many choices one request may ask for; may change
+    limits: ServingLimits
     resumption: Resumption | None  # serves streams that outlive their engine; None: none does
     canary: Sampler | None  # serves and judges a sample of the requests
 
     def read(self, exchange: Exchange) -> Request:
         """See `Service`."""
-        return parse(exchange.body, KINDS[exchange.path], self.max_choices)
+        return parse(exchange.body, KINDS[exchange.path], self.limits.max_choices)
 
     def answer(self, context: RequestContext) -> Awaitable[None]:
         """See `Service`."""

@@ -40,7 +40,6 @@ from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.failures import (
     LegFailed,
     Refused,
-    Retries,
     Words,
     answer_of,
     failure_of,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.rendered import RenderedLegs
     from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Span
 
@@ -160,7 +160,7 @@ class Passthrough:
     policy: Policy  # chooses the engine that computes a prompt
     inputs_builder: InputsBuilder  # knows which engine may have it already
     rendered: RenderedLegs  # takes requests that can have both legs
-    retries: Retries
+    limits: ServingLimits
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
@@ -196,7 +196,7 @@ class Passthrough:
         if not context.timing.planned_s:
             context.timing.planned()
         tried: list[Engine] = []
-        while len(tried) < self.retries.max_attempts:
+        while len(tried) < self.limits.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
             if not engines:

@@ -15,7 +15,7 @@ from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.prefix.stores.base import LandingOutcome, WantedBlocks
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
-from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
+from kvrouter.serving.legs.failures import LegFailed, Refused, answer_of, note
 from kvrouter.serving.request.context import AwaitedLanding
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
     from kvrouter.serving.legs.release import Releases
     from kvrouter.serving.request.context import RequestContext, ResponseSink
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
 
     _Left = tuple[RouteInputs, Plan, ApiError | Refused | None]
@@ -46,7 +47,7 @@ class ConcurrentLegs:
     legs: Legs
     releases: Releases  # frees what a prefill engine keeps for a decode engine that was not reached
     engine_wait: EngineWait  # where requests wait for engines
-    retries: Retries
+    limits: ServingLimits
 
     async def run(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
@@ -63,7 +64,7 @@ class ConcurrentLegs:
         """
         failed, tried = None, Tried()
         self._check(context, plan, inputs)
-        for _ in range(self.retries.max_attempts):
+        for _ in range(self.limits.max_attempts):
             if failed is not None or not _can_run(plan):
                 found = await self.engine_wait.until(
                     partial(self._ready, context.model, inputs, tried), context.model
@@ -219,6 +220,7 @@ class DecodeAhead:
     legs: Legs
     prefill_phase: PrefillPhase
     landing_waiter: LandingWaiter
+    limits: ServingLimits
     chunk_blocks: int  # blocks that must have landed before the leg goes; 0 sends it at once
     metrics: Metrics  # counts how such legs ended
 
@@ -245,7 +247,7 @@ class DecodeAhead:
             return None  # nobody knows where it will land
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        wait_s = self.client.deadlines.first_byte_s + self.landing_waiter.timeout_s
+        wait_s = self.client.deadlines.first_byte_s + self.limits.landing_timeout_s
         return PendingKv(blocks, wait_s, node) if blocks else None
 
     async def run(

@@ -267,13 +267,6 @@ class Refused(Exception):
         exchange.respond(words.status, words.body or b"", content_type=kind, fields=fields)
 
 
-@dataclass(slots=True)
-class Retries:
-    """How often engines are asked."""
-
-    max_attempts: int  # engines asked at most for one leg of one request; may change
-
-
 class Attempts:
     """How the engines of one request failed, one after another, and what the client gets of it.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.stores.base import StoreMatch, StoreView
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.serving.request.context import PromptFacts, RequestContext
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
 
 _NO_ENGINE: Final[Mapping[Engine, int]] = {}
@@ -50,8 +51,7 @@ class InputsBuilder:
     store: StoreView | None  # the store, or None
     needs_hashes: bool  # whether the policy uses what engines and store hold
     learnt: LearntPrefixes  # tells what is guessed of a prompt whose block hashes are unknown
-    prefill_threshold: int  # see `RouteInputs`; may change
-    model_thresholds: Mapping[str, int]  # the same of some aliases and models; may change
+    limits: ServingLimits
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
 
     async def inputs(
@@ -93,18 +93,11 @@ class InputsBuilder:
             learnt=learnt,
             session=session,
             store_blocks={m: found.blocks for m, found in (prompt.stored or _NO_MANIFEST).items()},
-            prefill_threshold=self._threshold(context),
+            prefill_threshold=self.limits.threshold(context.alias, context.model),
             away=self.store.out_of_reach if self.store is not None else (),
             split=family.unsplittable(request) is None,
             model=context.model,
         )
-
-    def _threshold(self, context: RequestContext) -> int:
-        """Of the alias, else of the model, else the fleet's."""
-        own = self.model_thresholds
-        if not own:
-            return self.prefill_threshold
-        return own.get(context.alias or "", own.get(context.model, self.prefill_threshold))
 
     async def _find_ids(
         self,

@@ -24,7 +24,7 @@ from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import Plan, RouteInputs, loaders
 from kvrouter.routing.reservations import LegReservations
-from kvrouter.serving.legs.failures import LegFailed, Retries, answer_of, note
+from kvrouter.serving.legs.failures import LegFailed, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
 from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import Releases, spent
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead
     from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
     from kvrouter.serving.request.context import RequestContext, ResponseSink
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
 
 
@@ -63,7 +64,7 @@ class Orchestrator:
     engine_wait: EngineWait  # where requests wait for an engine
     releases: Releases  # frees what prefill engines keep for decode legs that do not come
     in_flight: InFlightPrefixes  # notes which engines will hold which blocks
-    retries: Retries
+    limits: ServingLimits
     metrics: Metrics  # counts plans
 
     async def run(self, context: RequestContext, sink: ResponseSink) -> None:
@@ -265,7 +266,7 @@ class Orchestrator:
                 and (engine.identity is None or engine.identity.can_serve_whole)
             ]
 
-        if len(tried) >= self.retries.max_attempts:
+        if len(tried) >= self.limits.max_attempts:
             return ()
         if others := look():
             return on_other_servers(others, (engine for engine, _ in tried))

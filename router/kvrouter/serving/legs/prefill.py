@@ -13,7 +13,7 @@ from kvrouter.engines.families.base import NothingLanded
 from kvrouter.errors import ApiError
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
 from kvrouter.routing.plan import usable_blocks
-from kvrouter.serving.legs.failures import LegFailed, Refused, Retries, answer_of, note
+from kvrouter.serving.legs.failures import LegFailed, Refused, answer_of, note
 from kvrouter.serving.legs.inputs import hash_prompt
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
 
 
@@ -38,7 +39,7 @@ class LandingWaiter:
 
     store: StoreView | None  # the store; None: engines hand KV over among themselves
     hash_cache: HashCache
-    timeout_s: float  # how long after the prefill leg's answer a landing is awaited; may change
+    limits: ServingLimits
     metrics: Metrics  # counts and times landings
 
     async def land(self, context: RequestContext, prefill: Engine, handoff: Handoff) -> int:
@@ -67,7 +68,7 @@ class LandingWaiter:
         landing = await self._awaited(context, manifest, upto, node)
         if landing is None:
             chain = hashes[: upto * HASH_BYTES]
-            landing = await self.wait(context, manifest, chain, self.timeout_s, node)
+            landing = await self.wait(context, manifest, chain, self.limits.landing_timeout_s, node)
         context.note_landing(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
@@ -100,7 +101,7 @@ class LandingWaiter:
         same = awaited.manifest == manifest and awaited.node in {None, node}
         waits = same and upto >= awaited.blocks and not awaited.task.done()
         if waits:
-            await asyncio.wait({awaited.task}, timeout=self.timeout_s)
+            await asyncio.wait({awaited.task}, timeout=self.limits.landing_timeout_s)
         if awaited.landed:
             return awaited.task.result()
         awaited.task.cancel()
@@ -183,7 +184,7 @@ class PrefillPhase:
     legs: Legs
     landing_waiter: LandingWaiter
     budget: RecomputeBudget  # bounds what decode engines may compute for want of KV
-    retries: Retries
+    limits: ServingLimits
 
     async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
@@ -246,7 +247,7 @@ class PrefillPhase:
 
     def _others(self, inputs: RouteInputs, tried: list[Engine]) -> Sequence[Engine]:
         """Engines for another try; none if there were enough."""
-        if len(tried) >= self.retries.max_attempts:
+        if len(tried) >= self.limits.max_attempts:
             return ()
         left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
         return on_other_servers(left, tried)

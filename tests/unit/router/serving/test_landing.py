@@ -13,16 +13,18 @@ from kvrouter.prefix.stores.base import LandingOutcome
 from kvrouter.serving.legs.early import begin_wait, first_landed
 from kvrouter.serving.legs.prefill import LandingWaiter
 from kvrouter.serving.request.context import PromptFacts, RequestContext, Timing
+from kvrouter.serving.request.limits import ServingLimits
 from kvrouter.telemetry.metrics import Metrics
 
 CHUNK_TOKENS = 2 * BLOCK_TOKENS
+LIMITS = ServingLimits(1, 1, landing_timeout_s=20.0, prefill_threshold=0, model_thresholds={})
 
 
 async def test_the_first_chunk_is_awaited_where_a_store_names_blocks_in_its_own_way() -> None:
     store, prompt = FakeCoordinator(f"?chunk_size={CHUNK_TOKENS}", CHUNK_TOKENS), Prompt()
     await store.start()
     view = foreign_store(store.url)
-    waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
+    waiter = LandingWaiter(store=view, hash_cache=HashCache(), limits=LIMITS, metrics=Metrics())
     facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
     context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
     try:
@@ -42,7 +44,7 @@ async def test_the_first_chunk_is_awaited_where_a_store_names_blocks_in_its_own_
 
 async def test_what_the_prefill_engine_reused_need_not_be_reported_again() -> None:
     prompt, view = Prompt(), foreign_store(f"lmcache://asked-nothing:1?chunk_size={CHUNK_TOKENS}")
-    waiter = LandingWaiter(store=view, hash_cache=HashCache(), timeout_s=20.0, metrics=Metrics())
+    waiter = LandingWaiter(store=view, hash_cache=HashCache(), limits=LIMITS, metrics=Metrics())
     facts = PromptFacts(hashes=prompt.hashes, origin=prompt.origin)
     context = RequestContext(cast("Any", None), "id", b"", Timing(0.0), prompt=facts)
     context.route.note_handoff(Handoff(reused_tokens=BLOCKS * BLOCK_TOKENS))
