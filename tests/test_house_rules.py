@@ -159,7 +159,7 @@ def test_a_metric_is_registered_in_one_place() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-RECORDS = {"route", "timing", "outcome", "held"}
+RECORDS = {"route", "timing", "outcome", "resources"}
 """What `RequestContext` keeps of a request: each changes by its own verbs alone."""
 
 
@@ -186,3 +186,57 @@ def test_the_records_of_a_request_have_one_writer() -> None:
         for what, line in written(ast.parse(path.read_text()))
     ]
     assert found == []
+
+
+LIFE_CYCLE = {"close", "release", "run", "shutdown", "start", "stop"}
+SHARED_NAMES = {
+    "kvrouter/access": {"follow"},
+    "kvrouter/http": {"add"},
+    "kvrouter/prefix": {"current", "forget", "match", "use", "wait"},
+    "kvrouter/telemetry": {"family"},
+    "kvrouter/tools": {"token"},
+    "kvrouter_store/connectors": {"begin", "lookup", "of", "put", "take"},
+    "kvrouter_store/identity": {"as_dict"},
+    "kvrouter_store/tiers": {"load"},
+}
+"""Names that more than three classes of a package define: with one meaning, or because vLLM calls
+them so. None joins."""
+
+
+def classes(package: str) -> dict[str, tuple[set[str], set[str]]]:
+    """The public methods and the bases of each class of a package."""
+    found = {}
+    tree = {"kvrouter": "router", "kvrouter_store": "store"}[package.partition("/")[0]]
+    for path in sources(".py", under=f"{tree}/{package}"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names = {each.name for each in functions(ast.Module(node.body, []))}
+                bases = {
+                    name.id
+                    for base in node.bases
+                    for name in ast.walk(base)
+                    if isinstance(name, ast.Name)
+                }
+                found[node.name] = {name for name in names if not name.startswith("_")}, bases
+    return found
+
+
+def owners(package: str) -> dict[str, set[str]]:
+    """Which classes of a package define a name; those behind one seam count once."""
+    known, found = classes(package), dict[str, set[str]]()
+    bases = {base for _, more in known.values() for base in more}
+    seams = {c: names for c, (names, more) in known.items() if "Protocol" in more or c in bases}
+    for name, (methods, more) in known.items():
+        for method in methods - LIFE_CYCLE:
+            behind = (c for c in seams if c == name or c in more or seams[c] <= methods)
+            seam = next((c for c in behind if method in seams[c]), name)
+            found.setdefault(method, set()).add(seam)
+    return found
+
+
+def test_a_name_means_one_thing_in_a_package() -> None:
+    folders = {p.parent.relative_to(ROOT).parts[1:3] for p in sources(".py", under="router")}
+    folders |= {p.parent.relative_to(ROOT).parts[1:3] for p in sources(".py", under="store")}
+    packages = {"/".join(parts) for parts in folders if len(parts) == 2 and parts[0] != "kvstore"}
+    many = {p: {n for n, of in owners(p).items() if len(of) > 3} for p in packages}
+    assert {package: names for package, names in many.items() if names} == SHARED_NAMES

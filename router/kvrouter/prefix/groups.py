@@ -75,7 +75,7 @@ def known_loadable(
     return left
 
 
-async def landed(
+async def wait_landed(
     store: AsyncStoreClient,
     groups: Sequence[Group],
     hashes: bytes,

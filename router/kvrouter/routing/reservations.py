@@ -39,7 +39,7 @@ class LegReservations:
             same = held.tokens == tokens and held.computing_tokens == computing_tokens
             if held.engine is engine and same:
                 return held
-            self.leave(leg)
+            self.end(leg)
         self._tickets[leg is Role.DECODE] = ticket = self._pool.reserve(
             engine,
             tokens,
@@ -65,7 +65,7 @@ class LegReservations:
             if ticket is not None:
                 ticket.computed()
 
-    def leave(self, leg: Role) -> None:
+    def end(self, leg: Role) -> None:
         """`leg` has ended, or there will be none. Idempotent."""
         at = leg is Role.DECODE
         ticket, self._tickets[at] = self._tickets[at], None
@@ -75,5 +75,5 @@ class LegReservations:
 
     def release(self) -> None:
         """Both legs have ended. Idempotent."""
-        self.leave(Role.PREFILL)
-        self.leave(Role.DECODE)
+        self.end(Role.PREFILL)
+        self.end(Role.DECODE)

@@ -325,7 +325,7 @@ class RequestHandler:
 
     def _settle(self, context: RequestContext) -> None:
         """Release what the request holds and charge its caller; the settler does the rest."""
-        context.held.release()
+        context.resources.release()
         self.streams.pop(context, None)
         caller = caller_of(context.exchange)
         if caller is not None:

@@ -282,7 +282,7 @@ class Passthrough:
 
     def _take_budget(self, context: RequestContext, tokens: int) -> None:
         """Let a decode engine compute so many tokens; ApiError 429: there is no room."""
-        if not context.held.recompute(self.budget, tokens):
+        if not context.resources.recompute(self.budget, tokens):
             message = "The decode engines have no room to compute this prompt."
             raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
 

@@ -47,7 +47,7 @@ class StoreMatch(NamedTuple):
         best = max(self.nodes, key=self.nodes.__getitem__)
         return best if self.nodes[best] > self.nodes.get(own or "", 0) else None
 
-    def landed(self, node: str | None, blocks: int) -> StoreMatch:
+    def with_landed(self, node: str | None, blocks: int) -> StoreMatch:
         """The same after `blocks` were found at `node`; None: there is only one."""
         if node is None:
             return self

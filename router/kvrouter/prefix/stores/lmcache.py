@@ -95,8 +95,8 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         chunk that is not there, and the others once it is.
         """
         origin, missing = question.origin, question.missing
-        if origin is None or question.held >= question.upto:
-            return question.held
+        if origin is None or question.found >= question.upto:
+            return question.found
         per_chunk = self.chunk_size // origin.block_tokens
         if not missing:
             await self._ask_tokens(peer, question, origin)
@@ -125,7 +125,7 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         numbers: dict[str, int] = {}
         for result in answer.results:
             number = numbers.setdefault(result.key.chunk_hash_hex, len(numbers))
-            known = (number + 1) * self.chunk_size <= question.held * origin.block_tokens
+            known = (number + 1) * self.chunk_size <= question.found * origin.block_tokens
             if not known and not self._placed(result):
                 question.missing[result.key] = number
 

@@ -81,7 +81,7 @@ class MooncakeCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
             for pp in range(self.pp)
             for group in self.groups.split(",")
         ]
-        hashes, held, upto = question.hashes, question.held, question.upto
+        hashes, held, upto = question.hashes, question.found, question.upto
         end = held
         while held == end < upto:
             end = min(upto, held + max(1, BATCH_KEYS // len(beginnings)))

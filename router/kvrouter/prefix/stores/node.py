@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.compatibility import digests_differ
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.prefix.groups import landed, loadable
+from kvrouter.prefix.groups import loadable, wait_landed
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, StoreMatch
 from kvrouter_store.errors import KVStoreError
 
@@ -131,7 +131,7 @@ class NodeView:
             groups = await self._groups_of(wanted.manifest)
             if not groups:
                 return self._ended(LandingOutcome.UNKNOWN_MANIFEST)
-            landing, leases = await landed(
+            landing, leases = await wait_landed(
                 self.store, groups, wanted.hashes, span, deadline_s, lease=wanted.lease
             )
         except (KVStoreError, TimeoutError) as error:

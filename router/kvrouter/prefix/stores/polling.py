@@ -186,7 +186,7 @@ class Question:
     hashes: bytes
     upto: int  # leading blocks that are asked for
     origin: Origin | None
-    held: int = 0  # of these, known to be there
+    found: int = 0  # of these, known to be there
     final: bool = False  # nothing is asked after this: how far has it come?
     missing: dict[object, int] = field(default_factory=dict)  # notes of the catalogue
 
@@ -300,7 +300,7 @@ class PollingView:
             return LandingResult(outcome, upto, Leases())
         # What an engine says that it computed is put, and would be reported.
         counted = needed or (reused is not None and outcome is LandingOutcome.TIMEOUT)
-        return LandingResult(outcome, question.held if counted else upto)
+        return LandingResult(outcome, question.found if counted else upto)
 
     def _unreported(self, reused: int | None, upto: int, origin: Origin | None) -> int:
         """Leading blocks that are there and may never be reported: an engine has reused them.
@@ -324,7 +324,7 @@ class PollingView:
         away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
         if away or known >= question.upto:
             return
-        self._silent = 0 if question.held > known else self._silent + 1
+        self._silent = 0 if question.found > known else self._silent + 1
         if self._silent == SILENCE:
             self._since = 0
             log.warning("%s has no news of landings: %s", self.peer.url, self.catalogue.silence)
@@ -334,13 +334,13 @@ class PollingView:
         until_s, pause_s = self.clock() + limit_s, 0.0
         try:
             async with asyncio.timeout(limit_s + ANSWER_S):  # the final answer may be late
-                while question.held < question.upto:
+                while question.found < question.upto:
                     if question.final:
                         return LandingOutcome.TIMEOUT
                     await self.sleep(min(pause_s, max(0.0, until_s - self.clock())))
                     begun_s = self.clock()
                     question.final = begun_s >= until_s
-                    question.held = await self._look(question)
+                    question.found = await self._look(question)
                     pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                     pause_s = max(pause_s, self._waiting / POLLS_PER_S, self.clock() - begun_s)
         except TimeoutError:
@@ -356,4 +356,4 @@ class PollingView:
         except StoreUnavailable:
             if not (self.peer.slow and self.catalogue.keeps_engines):
                 raise
-            return question.held
+            return question.found

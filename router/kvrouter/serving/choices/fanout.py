@@ -182,7 +182,7 @@ def _sum_up(
 ) -> None:
     """The shares have ended: release what they hold, and join their routes, times and outcomes."""
     for part in parts:
-        part.held.release()
+        part.resources.release()
         part.stream = None  # the log keeps the parts; a stream knows the contexts that hold it
     outcomes = [part.outcome for part in parts]
     context.route = _joined_route([part.route for part in parts])

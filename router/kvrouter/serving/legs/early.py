@@ -106,7 +106,7 @@ class ConcurrentLegs:
             problem = failed
             if failed.engine is plan.decode and not failed.taken:
                 self.releases.begin(context)
-        context.held.unpin()
+        context.resources.unpin()
         return problem
 
     def _alone(
@@ -122,7 +122,7 @@ class ConcurrentLegs:
         family = self.families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
         if family.lease_s:  # from now on: a leg that is cut off does not say how far it came
-            context.held.pin(rendezvous.decode["kv_transfer_params"], family.lease_s)
+            context.resources.pin(rendezvous.decode["kv_transfer_params"], family.lease_s)
         return rendezvous
 
     def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
@@ -372,7 +372,7 @@ async def first_landed(
     """Wait for the first `blocks` that the store did not hold; whether they landed."""
     if waiter.store is None:
         return False
-    held, node, origin = context.prompt.held(manifest), pending.node, context.prompt.origin
+    held, node, origin = context.prompt.stored_for(manifest), pending.node, context.prompt.origin
     upto = min(held.at(node) + blocks, pending.blocks)
     hashes, current = context.prompt.hashes or b"", waiter.store.current(manifest)
     wanted = WantedBlocks(current, hashes, upto, held, node, lease=False, origin=origin)

@@ -270,7 +270,7 @@ class Legs:
         try:
             handoff = await self._ask_prefill(context, engine, tokens, fields, rendezvous)
         finally:
-            reservations.leave(Role.PREFILL)
+            reservations.end(Role.PREFILL)
             ended_s = context.timing.prefilled()
             if span is not None:
                 span.end()
@@ -344,16 +344,16 @@ class Legs:
             answer = await self._ask_decode(
                 context, engine, fields, pending, rendezvous, comments=comments
             )
-            context.held.unpin()
+            context.resources.unpin()
             if request.stream:
                 await sink.stream(context, engine, answer)
             else:
                 await sink.whole(context, engine, answer)
         except Refused:
-            context.held.unpin()  # an engine that refuses frees what it was handed
+            context.resources.unpin()  # an engine that refuses frees what it was handed
             raise
         finally:
-            reservations.leave(Role.DECODE)
+            reservations.end(Role.DECODE)
             if answer is not None:
                 answer.close()
             if span is not None:
@@ -415,5 +415,5 @@ def computing_tokens(context: RequestContext) -> int:
     """Tokens of the prompt that its decode engine will compute, as far as is known by now."""
     plan = context.route.plan
     if plan is None or plan.prefill is not None:
-        return context.held.grant_tokens or 0
+        return context.resources.grant_tokens or 0
     return plan.computed_tokens

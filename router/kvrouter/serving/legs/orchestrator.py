@@ -96,7 +96,7 @@ class Orchestrator:
             await self._decode(context, sink, inputs, pending)
         finally:
             reservations.release()
-            if context.held.pinned is not None:
+            if context.resources.pinned is not None:
                 self.releases.begin(context)
 
     async def _wait_for_decode(self, context: RequestContext) -> Sequence[Engine]:
@@ -117,7 +117,7 @@ class Orchestrator:
         if plan.prefill is not None:
             reservations.plan(Role.PREFILL, plan.prefill, plan.computed_tokens)
         else:
-            reservations.leave(Role.PREFILL)
+            reservations.end(Role.PREFILL)
         load = decode_tokens(context.request), computing_tokens(context)
         reservations.plan(Role.DECODE, plan.decode, *load)
         return reservations
@@ -238,7 +238,7 @@ class Orchestrator:
         """
         handed = context.route.handoff is not None
         context.route.note_handoff(None)
-        context.held.unpin()
+        context.resources.unpin()
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
         plan = context.route.follow(self.policy.plan(inputs))

@@ -74,7 +74,7 @@ class LandingWaiter:
         self.metrics.landings[landing.outcome.value] += 1
         if not landing.blocks:
             late = landing.outcome is LandingOutcome.TIMEOUT
-            gone = late and context.prompt.held(manifest).at(node)
+            gone = late and context.prompt.stored_for(manifest).at(node)
             self._nothing(context, NothingLanded.EVICTED if gone else landing.outcome)
         return self._missing(context, handoff, context.route.landed_blocks or 0)
 
@@ -87,9 +87,9 @@ class LandingWaiter:
         handoff = context.route.handoff
         if handoff is None or handoff.missing or handoff.transfer_params is not None:
             return False
-        if context.held.grant_tokens is not None:
+        if context.resources.grant_tokens is not None:
             return False
-        return self.store is None or context.held.leased
+        return self.store is None or context.resources.leased
 
     async def _awaited(
         self, context: RequestContext, manifest: str, upto: int, node: str | None
@@ -113,13 +113,13 @@ class LandingWaiter:
         """Wait for the prompt's blocks in `chain`; notes and leases them in the context."""
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
-        held, upto = context.prompt.held(manifest), len(chain) // HASH_BYTES
+        held, upto = context.prompt.stored_for(manifest), len(chain) // HASH_BYTES
         origin, handoff = context.prompt.origin, context.route.handoff
         reused = handoff.reused_tokens if handoff is not None else None
         wanted = WantedBlocks(manifest, chain, upto, held, node, origin=origin, reused=reused)
         landing = await self.store.wait(wanted, limit_s)
-        context.route.note_landing(landing.blocks, held.landed(landing.node, landing.blocks))
-        context.held.keep(landing.lease)
+        context.route.note_landing(landing.blocks, held.with_landed(landing.node, landing.blocks))
+        context.resources.keep(landing.lease)
         return landing
 
     def _nothing(self, context: RequestContext, cause: str) -> None:
@@ -214,7 +214,7 @@ class PrefillPhase:
                     raise answer_of(context) from None
                 others = self._others(inputs, tried)
                 computes = failed.row.begun or not others
-                if computes and context.held.recompute(self.budget, plan.missing_tokens):
+                if computes and context.resources.recompute(self.budget, plan.missing_tokens):
                     return
                 if not others:
                     raise self._over_budget() from None
@@ -233,14 +233,14 @@ class PrefillPhase:
         Raises:
             ApiError: 429: it does not. Or `otherwise`.
         """
-        if tokens <= 0 or context.kv_ready or context.held.recompute(self.budget, tokens):
+        if tokens <= 0 or context.kv_ready or context.resources.recompute(self.budget, tokens):
             return
         raise otherwise or self._over_budget()
 
     async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
         handoff = await self.legs.prefill(context, engine, tokens)
         if handoff.transfer_params is not None:
-            context.held.pin(handoff.transfer_params, self.families.of(engine).lease_s)
+            context.resources.pin(handoff.transfer_params, self.families.of(engine).lease_s)
         missing = await self.landing_waiter.land(context, engine, handoff)
         if missing:
             self.recompute(context, missing)

@@ -39,7 +39,7 @@ class Releases:
 
     def begin(self, context: RequestContext) -> None:
         """Have freed what is kept for `context`, if it still is. Does not wait."""
-        pinned = context.held.unpin()
+        pinned = context.resources.unpin()
         if pinned is None or context.route.plan is None or monotonic() >= pinned.until_s:
             return
         releasing = self._release(context, context.route.plan.decode, pinned.params)
@@ -89,7 +89,7 @@ class Releases:
 
 def spent(context: RequestContext, engine: Engine) -> bool:
     """Whether a hand-off cannot be fetched any more, or not by `engine`."""
-    plan, pinned = context.route.plan, context.held.pinned
+    plan, pinned = context.route.plan, context.resources.pinned
     if plan is not None and engine.family != plan.decode.family:
         return True
     return pinned is None or monotonic() > pinned.until_s

@@ -85,7 +85,7 @@ class PromptFacts:
     prefilled: Request | None = None  # what the prefill leg sends instead of the request
     stored: Mapping[str, StoreMatch] | None = None  # what the store held of it, by manifest
 
-    def held(self, manifest: str | None) -> StoreMatch:
+    def stored_for(self, manifest: str | None) -> StoreMatch:
         """What the store held of it for engines with that manifest."""
         return (self.stored or {}).get(manifest or "", NOTHING_HELD)
 
@@ -110,7 +110,7 @@ class Route:
     hit_store: int = 0  # tokens beyond these that the store held
     landed_blocks: int | None = None  # leading blocks that landed; None: no landing was awaited
     nothing_landed: str | None = None  # why no block did after the last prefill leg
-    landed: StoreMatch | None = None  # what the store holds since then, if it has several nodes
+    stored: StoreMatch | None = None  # what the store holds since then, if it has several nodes
 
     @property
     def cached_tokens(self) -> int | None:
@@ -149,7 +149,7 @@ class Route:
 
     def note_landing(self, blocks: int, stored: StoreMatch | None) -> None:
         """So many leading blocks have landed; the store holds `stored` of the prompt since then."""
-        self.landed_blocks, self.landed = blocks, stored
+        self.landed_blocks, self.stored = blocks, stored
 
     def note_nothing(self, cause: str) -> None:
         """No block landed, for that cause."""
@@ -233,7 +233,7 @@ class RequestContext:
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs
     prompt: PromptFacts = field(default_factory=PromptFacts)
     route: Route = field(default_factory=Route)
-    held: HeldResources = field(default_factory=HeldResources)
+    resources: HeldResources = field(default_factory=HeldResources)
     outcome: RequestOutcome = field(default_factory=RequestOutcome)
     shares: list[RequestContext] | None = None  # the contexts of its parts, if it has several
     route_headers: bool = False  # whether the answer says where it ran
@@ -268,7 +268,7 @@ class RequestContext:
 
     def source(self, engine: Engine) -> str | None:
         """The store node that has most of what the own node of `engine` lacks; None: none has."""
-        found = self.route.landed or self.prompt.held(engine.manifest)
+        found = self.route.stored or self.prompt.stored_for(engine.manifest)
         return found.source(engine.node)
 
     def waited(self, since_s: float, reason: str) -> None:
@@ -310,7 +310,7 @@ class RequestContext:
 
     def answered_well(self) -> None:
         """An engine does it: release what was held for it, and count those that failed it."""
-        self.held.release()
+        self.resources.release()
         if self.attempts is not None:
             self.attempts.proven()
 

@@ -295,7 +295,7 @@ class Resumption:
                 raise
             return error
         finally:
-            leg.held.release()
+            leg.resources.release()
             if leg is not context:
                 context.route.add(leg.route)
         return None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.prefix.groups import known_loadable, landed, loadable
+from kvrouter.prefix.groups import known_loadable, loadable, wait_landed
 from kvrouter_store.client.results import Match
 from kvrouter_store.errors import StoreUnavailable
 
@@ -86,7 +86,7 @@ def known(there: dict[str, set[int]], groups: Sequence[tuple[str, int | None]]) 
 
 
 async def ask_landed(store: FakeStore, *groups: tuple[str, int | None], span: range) -> Any:
-    return await landed(store, groups, CHAIN, span, 1.0, lease=True)  # type: ignore[arg-type]
+    return await wait_landed(store, groups, CHAIN, span, 1.0, lease=True)  # type: ignore[arg-type]
 
 
 BLOCKS = st.sets(st.integers(0, 11))

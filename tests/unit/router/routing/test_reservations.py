@@ -45,7 +45,7 @@ def test_a_leg_counts_from_its_plan_on_and_is_in_flight_from_its_begin_on() -> N
     assert here.holders == {here.engines[0]}
     here.places.begin(Role.DECODE, here.engines[0], 70)
     assert here.loads == [(1, 70), (0, 0), (0, 0)]
-    here.places.leave(Role.DECODE)
+    here.places.end(Role.DECODE)
     assert here.loads == [(0, 0), (0, 0), (0, 0)]
     assert here.holders == set()
 
@@ -77,7 +77,7 @@ def test_each_leg_counts_at_most_once_and_nothing_is_left(
     for what, leg, which, tokens in steps:
         engine, before = here.engines[which], planned.pop(leg, None)
         if what == "leave":
-            here.places.leave(leg)
+            here.places.end(leg)
         else:
             (here.places.begin if what == "begin" else here.places.plan)(leg, engine, tokens)
             same = before is not None and before[:2] == (engine, tokens)

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvrouter.prefix.groups import landed
+from kvrouter.prefix.groups import wait_landed
 from kvrouter_store._core import MAX_HASHES, StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.asyncio_link import AsyncLink
@@ -72,11 +72,11 @@ async def test_a_chain_longer_than_one_request_is_matched_leased_and_deleted_by_
             match = await aio.match(small, longer)
             assert match == client.match(small, longer) == Match(blocks, (Place(blocks, 0, 0),))
             asked = aio, [(small, None)]
-            landing, leases = await landed(*asked, chain, range(blocks), 5, lease=True)
+            landing, leases = await wait_landed(*asked, chain, range(blocks), 5, lease=True)
             assert (landing.landed, len(leases.held)) == (True, 2)
             assert roomy.stats()["leased_blocks"] == blocks
             leases.release()
-            beyond = await landed(*asked, longer, range(blocks + 2), 0.05, lease=True)
+            beyond = await wait_landed(*asked, longer, range(blocks + 2), 0.05, lease=True)
             assert (beyond[0].landed, beyond[0].blocks, beyond[1].held) == (False, blocks, [])
             assert (await aio.acquire(small, longer)).blocks == MAX_HASHES
             assert client.acquire(small, longer).blocks == MAX_HASHES

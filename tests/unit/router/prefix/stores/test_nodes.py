@@ -314,9 +314,9 @@ def test_a_source_has_more_than_the_own_node_and_as_much_as_any(held: dict[str, 
 
 
 def test_what_landed_is_known_beside_what_was_held() -> None:
-    found = StoreMatch(3, {A: 1, B: 3}).landed(A, 4)
+    found = StoreMatch(3, {A: 1, B: 3}).with_landed(A, 4)
     assert (found.blocks, found.source(B), found.source(A)) == (4, A, None)
-    assert StoreMatch(3).landed(None, 4) == StoreMatch(3)
+    assert StoreMatch(3).with_landed(None, 4) == StoreMatch(3)
 
 
 async def test_a_node_whose_url_cannot_be_used_costs_only_itself() -> None:

@@ -65,7 +65,7 @@ class Script:
 
     async def held(self, peer: HttpPeer, question: Question) -> int:
         self.asked_s.append(self.clock.now)
-        self.held_s.append(question.held)
+        self.held_s.append(question.found)
         self.clock.pass_s(self.takes_s)
         await asyncio.sleep(0)
         if self.fails is not None:
