@@ -36,12 +36,8 @@ fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS
 
 bench: ## the quick benchmarks; figures in build/
 	@mkdir -p build
-	$(PYTHON) -m benchmarks.chain_hash --quick --json build/chain_hash.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
-	$(PYTHON) -m benchmarks.store_tenants --quick --json build/store_tenants.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
-	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
-	$(PYTHON) -m benchmarks.kv_events --quick --json build/kv_events.json
 
 deploy-check: ## manifests, units and proxies of deploy/, as far as that goes without a cluster
 	$(PYTHON) -m tests.deploy.check
@@ -56,7 +52,7 @@ soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat mem
 	@mkdir -p build
 	$(PYTHON) -m benchmarks.router_soak --seconds 120 --log build/router_soak.jsonl
 
-headline: ## cold and warm TTFT with real engines beside the seed's own proxy; ten minutes
+headline: ## cold and warm TTFT with real engines, beside one alone; ten minutes
 	$(PYTHON) -m benchmarks.headline --vllm-python "$$(tests/vllm/make_env.sh)" --json build/headline.json
 
 connectors: ## TTFT with our connector, LMCache's, Mooncake's and NIXL, on real engines; ten minutes

@@ -1,35 +1,91 @@
-"""Install the stores to compare with: `python -m benchmarks.peers_setup [NAME...]`.
+"""Other products to compare with: `python -m benchmarks.peers_setup [NAME...]` installs the stores.
 
-InfiniStore and Mooncake get an environment each in the user's cache (1.3 GB in all), keyed by their
-pins. Redis and memcached are programs of the distribution, installed if this runs as root on
-Debian. Prints for each what is installed, or why it is not; exit status 1 if one is missing.
+Mooncake gets an environment in the user's cache, keyed by its pin; so do the routers that
+`benchmarks.wire` compares with, when it runs. Redis, and a library of Mooncake's, are packages of
+the distribution, installed if this runs as root on Debian. Prints for each store what is installed,
+or why it is not; exit status 1 if one is missing.
 """
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import peers
 from benchmarks.arguments import parser_of
 
-__all__ = ["NAMES", "Found", "compiled", "find", "make"]
-
 NATIVE = Path(__file__).resolve().parent / "native"
-ENVIRONMENTS = {"InfiniStore": peers.INFINISTORE, "Mooncake": peers.MOONCAKE}
-PROGRAMS = {"Redis": "redis-server", "memcached": "memcached"}
-NAMES = (*ENVIRONMENTS, *PROGRAMS)
-VERBS = Path("/usr/include/infiniband/verbs.h")
-VERBS_PACKAGES = ["libibverbs1", "libibverbs-dev"]
+INSTALL_DEADLINE_S = 900
+NAMES = ("Mooncake", "Redis")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer for pip: its package, and the module that runs it."""
+
+    requirement: str
+    module: str = ""
+
+    @property
+    def home(self) -> Path:
+        """The folder of its environment in the user's cache."""
+        return cache() / self.requirement.replace("==", "-")
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter of the finished environment, or None."""
+        return self.home / "bin" / "python" if (self.home / "installed").exists() else None
+
+
+SGLANG_ROUTER = Peer("sglang-router==0.3.2", "sglang_router.launch_router")
+SMG = Peer("smg==1.13.0", "smg.launch_router")  # the successor of sglang-router
+MOONCAKE = Peer("mooncake-transfer-engine-non-cuda==0.3.13.post1")
+
+
+def cache() -> Path:
+    """The folder of all environments."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvrouter-bench"
+
+
+def install(peer: Peer) -> Path:
+    """The Python of the peer's environment, which is made if needed.
+
+    Raises:
+        RuntimeError: it cannot be installed; the text says why.
+    """
+    cache().mkdir(parents=True, exist_ok=True)
+    python = peer.home / "bin" / "python"
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if peer.python is None:
+            run([sys.executable, "-m", "venv", "--clear", str(peer.home)], peer.requirement)
+            pip = [str(python), "-m", "pip", "install", "--quiet", peer.requirement]
+            run(pip, peer.requirement)
+            (peer.home / "installed").touch()
+    return python
+
+
+def run(command: list[str], what: str) -> None:
+    """Run one step of an installation. Raises RuntimeError with its last line if it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"{what}: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise RuntimeError(f"{what}: {lines[-1]}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A peer that can run: its program, or its environment's Python, and libraries to preload."""
+    """A store that can run: its program, or its environment's Python, and libraries to preload."""
 
     name: str
     program: Path
@@ -38,72 +94,57 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """An installed peer. Raises RuntimeError, which says why, if it is not installed."""
-    if name in PROGRAMS:
-        return _program(name)
-    peer = ENVIRONMENTS[name]
-    if peer.python is None:
-        raise RuntimeError(f"not set up: python -m benchmarks.peers_setup {name}")
-    preload = _shims() if name == "InfiniStore" else (compiled("loopback_bind"),)
-    return Found(name, peer.python, peer.requirements[-1 if name == "Mooncake" else 1], preload)
+    """An installed store. Raises RuntimeError, which says why, if it is not installed."""
+    if name == "Mooncake":
+        if MOONCAKE.python is None:
+            raise RuntimeError("not set up: python -m benchmarks.peers_setup Mooncake")
+        return Found(name, MOONCAKE.python, MOONCAKE.requirement, (compiled("loopback_bind"),))
+    program = shutil.which("redis-server")
+    if program is None:
+        raise RuntimeError("no program redis-server (Debian has a package of that name)")
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\d+(\.\d+)+", printed.stdout)
+    return Found(name, Path(program), f"redis {version[0] if version else '?'}")
 
 
 def make(name: str) -> Found:
-    """Install one peer if needed. Raises RuntimeError, which says why, if that fails."""
-    if name in PROGRAMS:
-        if shutil.which(PROGRAMS[name]) is None:
-            _debian([PROGRAMS[name]])
-    else:
-        peers.install(ENVIRONMENTS[name])
-        if name == "InfiniStore" and not VERBS.exists():
-            _debian(VERBS_PACKAGES)
+    """Install one store if needed. Raises RuntimeError, which says why, if that fails."""
+    if name == "Mooncake":
+        install(MOONCAKE)
+        if find_library("ibverbs") is None:
+            _debian("libibverbs1")
+    elif shutil.which("redis-server") is None:
+        _debian("redis-server")
     return find(name)
 
 
-def _program(name: str) -> Found:
-    program = shutil.which(PROGRAMS[name])
-    if program is None:
-        raise RuntimeError(f"no program {PROGRAMS[name]} (Debian has a package of that name)")
-    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    version = re.search(r"\d+(\.\d+)+", printed.stdout)
-    return Found(name, Path(program), f"{name.lower()} {version[0] if version else '?'}")
-
-
-def _debian(packages: list[str]) -> None:
-    """Install packages of the distribution, with a message: only this changes the machine."""
-    wanted = " ".join(packages)
+def _debian(package: str) -> None:
+    """Install a package of the distribution, with a message: only this changes the machine."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RuntimeError(f"install {wanted} (this installs them as root on Debian only)")
-    print(f"apt-get install {wanted}", flush=True)
-    peers.run(["apt-get", "update", "--quiet"], "apt-get update")
-    peers.run(["apt-get", "install", "--quiet", "--yes", *packages], f"apt-get install {wanted}")
-
-
-def _shims() -> tuple[Path, ...]:
-    """Libraries that InfiniStore's server needs without RDMA."""
-    if not VERBS.exists():
-        raise RuntimeError(f"no {VERBS.name}: install {' '.join(VERBS_PACKAGES)}")
-    return tuple(compiled(name) for name in ("fake_verbs", "loopback_bind"))
+        raise RuntimeError(f"install {package} (this installs it as root on Debian only)")
+    print(f"apt-get install {package}", flush=True)
+    run(["apt-get", "update", "--quiet"], "apt-get update")
+    run(["apt-get", "install", "--quiet", "--yes", package], f"apt-get install {package}")
 
 
 def compiled(name: str) -> Path:
     """A library to preload, from benchmarks/native, compiled once for each state of its source."""
     source = NATIVE / f"{name}.c"
     key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = peers.cache() / f"{name}-{key}.so"
+    library = cache() / f"{name}-{key}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         fresh = library.with_suffix(f".{os.getpid()}")
         compiler = os.environ.get("CC", "cc")
         command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(fresh), str(source), "-ldl"]
-        peers.run(command, f"compiling {name}.c")
+        run(command, f"compiling {name}.c")
         fresh.replace(library)
     return library
 
 
 def main() -> int:
     """Exit status: 0 if every named peer is installed."""
-    parser = parser_of("benchmarks.peers_setup", __doc__)
+    parser = parser_of("benchmarks.peers_setup", __doc__, figures=False)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     names = parser.parse_args().names or NAMES
     if unknown := set(names) - set(NAMES):

@@ -1,20 +1,15 @@
 """The planner benchmark's client: sends each request at its time, and times its tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import aiohttp
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from benchmarks.planner_load import Ask
+from benchmarks.planner_load import Ask
 
 SAMPLES_PER_S = 10.0
 _EVENT = b'"choices":[{'

@@ -1,17 +1,13 @@
 """Figures of the planner benchmark's measurements. Pure arithmetic."""
 
-from __future__ import annotations
-
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.planner_client import Reply
-    from benchmarks.planner_load import Ask
+from benchmarks.planner_client import Reply
+from benchmarks.planner_load import Ask
 
 NINETY_PERCENT = 1.645
 """Standard deviations to each side."""
@@ -40,15 +36,12 @@ class Figures:
     late_s: list[float] = field(default_factory=list)
 
     @classmethod
-    def joined(cls, parts: Sequence[Figures]) -> Figures:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         """The measurements of several runs together, in their order."""
         whole = cls()
         for part in parts:
-            whole.first_s += part.first_s
-            whole.whole_s += part.whole_s
-            whole.gaps_s += part.gaps_s
-            whole.held += part.held
-            whole.late_s += part.late_s
+            for name, values in vars(part).items():
+                getattr(whole, name).extend(values)
         return whole
 
     def summary(self) -> dict[str, float]:

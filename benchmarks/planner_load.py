@@ -4,8 +4,6 @@ For a quarter of each cycle the rate is high, for the rest of it low. A prompt b
 few system prompts, or continues an earlier one.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,11 +1,10 @@
 """A router and a store under load for a long time: memory and latency must not grow.
 
-    python -m benchmarks.router_soak --seconds 600 [--log FILE] [--streams 2000] [--busy 0.7]
-        [--leave-percent 0]
+    python -m benchmarks.router_soak --seconds 600 [--log FILE] [--streams 2000]
 
 Sends bursts of requests as fast as the router accepts them, and of paced streams, with pauses, so
 that it is busy a share of the time. Policy, KV events, store and landings, metrics and log are on.
-Some clients leave before the end of their answer. Before that, 2,000 streams send one event and
+Before that, 2,000 streams send one event and
 then stay idle. The last line of JSON is the verdict: exit code 1 if memory, CPU per request or
 latency (relative to that without a router, so that other work of the machine does not count) grew
 in the second half, or if descriptors, tasks, requests, leases or waits are left. A run of less than
@@ -27,15 +26,14 @@ from pathlib import Path
 
 from benchmarks.arguments import parser_of
 from benchmarks.soak import kib_of, report
-from benchmarks.wire_prompts import SIZES, prompts
+from benchmarks.wire_prompts import SIZES, prompts, write_bodies
 from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Router, Stage, set_stage
-
-__all__ = ["Sample", "verdict"]
 
 CONNECTIONS = 32
 BURST_S, DIRECT_S, STREAM_EVENTS, STREAMS_PACE = 1.5, 0.3, 20, 20
 SETTLE_S = 12.0
+BUSY = 0.7  # share of the time that the router is under load
 IDLE_GAP_US = 100_000_000
 # Both are full soon, so that memory can be flat: blocks in the router's index, bytes in the store.
 INDEX_BLOCKS, STORE_MEMORY = 65_536, "128MiB"
@@ -67,7 +65,6 @@ class Sample:
     latency_ratio: float = 0.0  # to asking an engine without a router, in the same moment
     cpu_us: float = 0.0
     requests: int = 0
-    left: int = 0  # of them, clients that left
     events: int = 0
 
 
@@ -109,18 +106,14 @@ class Soak:
         stage: router, store and engines.
         folder: for bodies of requests.
         log: file for the reports, or None.
-        busy: share of the time that the router is under load.
-        leave_percent: percent of the clients that leave early.
     """
 
-    def __init__(
-        self, stage: Stage, folder: Path, log: Path | None, *, busy: float, leave_percent: int
-    ) -> None:
+    def __init__(self, stage: Stage, folder: Path, log: Path | None) -> None:
         self._stage = stage
-        self._busy = busy
-        self._leave_percent = leave_percent
         self._router: Router = stage.prefix
-        self._folder = folder
+        streams = prompts("ids", SIZES["short"], max_tokens=STREAM_EVENTS, stream=True)
+        self._streams = write_bodies(folder, "streams", streams)
+        self._requests = write_bodies(folder, "requests", prompts("ids", SIZES["8 KiB"]))
         self._log = log.open("w") if log else None
         self._begun_s = time.monotonic()
         self.samples: list[Sample] = []
@@ -137,34 +130,30 @@ class Soak:
             self.samples.append(sample)
             self._tell(sample)
             busy_s = time.monotonic() - begun_s
-            time.sleep(busy_s * (1 - self._busy) / self._busy)
+            time.sleep(busy_s * (1 - BUSY) / BUSY)
         after = self._settled(before)
         self._tell(after)
         return verdict(self.samples, before, after)
 
     def _burst(self) -> Sample:
         """Send requests as fast as possible, then streams; their cost."""
-        stage, router, leave = self._stage, self._router, self._leave_percent
-        bodies = self._bodies("requests", stream=False)
-        whole = stage.load(router, bodies, CONNECTIONS, BURST_S, leave_percent=leave)
+        stage, router = self._stage, self._router
+        whole = stage.load(router, self._requests, CONNECTIONS, BURST_S)
         engine = Router(router.process, int(stage.engines[-1].rpartition(":")[2]))
-        direct = stage.load(engine, bodies, CONNECTIONS, DIRECT_S)
-        paced = self._bodies("streams", stream=True)
-        streams = stage.load(router, paced, 2 * CONNECTIONS, 20, STREAMS_PACE, leave_percent=leave)
+        direct = stage.load(engine, self._requests, CONNECTIONS, DIRECT_S)
+        streams = stage.load(router, self._streams, 2 * CONNECTIONS, 20, STREAMS_PACE)
         sample = self._look()
         sample.latency_p50_us = round(whole.latency_p50_us, 1)
         sample.latency_ratio = round(whole.latency_p50_us / direct.latency_p50_us, 2)
-        sample.requests, sample.events = whole.answered + whole.left, streams.events
-        sample.left = whole.left + streams.left
+        sample.requests, sample.events = whole.answered, streams.events
         sample.cpu_us = round(whole.router_s / sample.requests * 1e6, 1)
         return sample
 
     def _idle_streams(self, count: int, before: Sample) -> None:
         """Hold that many idle streams, and print the cost of one."""
-        url = f"http://{self._stage.engines[0]}/gap/{IDLE_GAP_US}"
-        urllib.request.urlopen(url, timeout=5).close()
+        self._stage.set_gap(IDLE_GAP_US)
         command = [str(self._stage.load_program), "-p", str(self._router.port), "-c", str(count)]
-        command += ["-t", "100", "-1", str(self._bodies("streams", stream=True))]
+        command += ["-t", "100", "-1", str(self._streams)]
         load = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             end_s = time.monotonic() + 60
@@ -191,7 +180,7 @@ class Soak:
             page = answer.read().decode()
         tasks = re.search(r"^kvrouter:tasks (\S+)$", page, re.MULTILINE)
         assert tasks is not None
-        with urllib.request.urlopen(f"{self._stage.store_http}/stats", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self._stage.store.http_url}/stats", timeout=30) as answer:
             stats = json.load(answer)
         held = sum(float(value) for _, value in ROUTER_GAUGES.findall(page))
         return Sample(
@@ -216,28 +205,15 @@ class Soak:
                 return now
             time.sleep(0.5)
 
-    def _bodies(self, name: str, *, stream: bool) -> Path:
-        path = self._folder / f"soak-{name}.jsonl"
-        if not path.exists():
-            asked = (
-                prompts("ids", SIZES["short"], max_tokens=STREAM_EVENTS, stream=True)
-                if stream
-                else prompts("ids", SIZES["8 KiB"])
-            )
-            path.write_text("".join(prompt.body + "\n" for prompt in asked))
-        return path
-
     def _tell(self, sample: Sample) -> None:
         report(json.dumps(asdict(sample)), self._log)
 
 
 def main() -> int:
     """Run it; 1 if there was a problem."""
-    parser = parser_of("benchmarks.router_soak", __doc__)
+    parser = parser_of("benchmarks.router_soak", __doc__, figures=False)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=2000, help="idle streams to hold first")
-    parser.add_argument("--busy", type=float, default=0.7, help="share of the time under load")
-    parser.add_argument("--leave-percent", type=int, default=0, help="of the clients")
     parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
     options = parser.parse_args()
     leave_in_order()
@@ -247,23 +223,16 @@ def main() -> int:
         stage = stack.enter_context(
             set_stage(folder, with_peers=False, options=more, store_memory=STORE_MEMORY)
         )
-        soak = Soak(
-            stage,
-            folder,
-            options.log,
-            busy=options.busy,
-            leave_percent=options.leave_percent,
-        )
+        soak = Soak(stage, folder, options.log)
         found = soak.run(options.seconds, options.streams)
         requests = sum(sample.requests for sample in soak.samples)
         events = sum(sample.events for sample in soak.samples)
-        left = sum(sample.left for sample in soak.samples)
-        report(json.dumps({"requests": requests, "left": left, "events": events}), None)
         count = len(soak.samples)
         memory, times = (
             "looked at" if count >= least else UNSEEN for least in (LEAST_SAMPLES, LEAST_TIMES)
         )
-        report(json.dumps({"samples": count, "memory": memory, "times": times}), None)
+        sums = {"requests": requests, "events": events, "samples": count}
+        report(json.dumps({**sums, "memory": memory, "times": times}), None)
         report(json.dumps({"verdict": found or "well"}), None)
     return 1 if found else 0
 

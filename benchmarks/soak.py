@@ -11,6 +11,7 @@ descriptors or threads are left, or the node did not end by itself.
 import argparse
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -24,10 +25,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.arguments import parser_of
-from benchmarks.wire_rig import kvrouter, leave_in_order
+from tests.fakes.store import StoreProcess
 
-__all__ = ["Figures", "Soak", "verdict"]
+from benchmarks.arguments import parser_of
+from benchmarks.wire_rig import leave_in_order
 
 KINDS = ("shm", "shm", "unix", "tcp", "shm", "tcp")
 HELD = (
@@ -50,7 +51,6 @@ class Figures:
 
     at_s: float
     rss_kib: int  # its own pages: not the pool, nor files
-    pss_kib: int
     fds: int
     threads: int
     gauges: dict[str, int]
@@ -88,54 +88,22 @@ def mean_kib(samples: Sequence[Figures]) -> float:
     return sum(sample.rss_kib for sample in samples) / len(samples)
 
 
-class Node:
-    """A store node in a process of its own."""
+class Node(StoreProcess):
+    """A store node as its command starts it."""
 
     def __init__(self, folder: Path, memory: str, flags: Sequence[str]) -> None:
-        command = kvrouter("store", "--port", "0", "--http-port", "0")
-        command += ["--unix-socket", str(folder / "kv.sock"), "--memory", memory, *flags]
-        self._log = (folder / "node.log").open("wb")
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        try:
-            self.url, self._http = self._listening(folder)
-        except BaseException:
-            self.kill()
-            raise
-
-    def _listening(self, folder: Path) -> tuple[str, str]:
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        if len(words) < 4:
-            raise SystemExit(f"the node did not start: see {folder / 'node.log'}")
-        return words[2], words[3]
-
-    def stats(self) -> dict[str, int]:
-        """Its gauges and counters."""
-        with urllib.request.urlopen(f"{self._http}/stats", timeout=PATIENCE_S) as answer:
-            values: dict[str, int] = json.load(answer)
-        return values
+        super().__init__(folder, memory, *flags)
+        self.program = ["-m", "kvrouter", "store"]
 
     def figures(self, at_s: float) -> Figures:
         """Its use of the machine now, and what it holds."""
-        own = Path("/proc") / str(self.process.pid)
-        rss_kib = kib_of(own / "status", "RssAnon")
-        pss_kib = kib_of(own / "smaps_rollup", "Pss_Anon")
+        own = Path("/proc") / str(self.pid)
         fds, threads = len(list((own / "fd").iterdir())), threads_of(own)
-        stats = self.stats()
+        with urllib.request.urlopen(f"{self.http_url}/stats", timeout=PATIENCE_S) as answer:
+            stats = json.load(answer)
         names = (*HELD, "blocks", "connections", "evictions_total.capacity", "corrupt_total")
-        return Figures(at_s, rss_kib, pss_kib, fds, threads, {name: stats[name] for name in names})
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
-
-    def kill(self) -> None:
-        """Kill it, if it still runs."""
-        self.process.kill()
-        self.process.wait()
+        gauges = {name: stats[name] for name in names}
+        return Figures(at_s, kib_of(own / "status", "RssAnon"), fds, threads, gauges)
 
 
 def threads_of(process: Path) -> int:
@@ -155,8 +123,8 @@ def kib_of(file: Path, name: str) -> int:
 class Clients:
     """Client processes, each with a file of what it did."""
 
-    def __init__(self, url: str, folder: Path, rate: float, dice: random.Random) -> None:
-        self._url, self._folder, self._rate, self._dice = url, folder, rate, dice
+    def __init__(self, url: str, folder: Path, dice: random.Random) -> None:
+        self._url, self._folder, self._dice = url, folder, dice
         self._started = 0
         self._files: list[Path] = []
         self._living: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -166,7 +134,7 @@ class Clients:
         """Start one more client, over this transport."""
         self._started += 1
         file = self._folder / f"client-{self._started}.json"
-        name = [self._url, kind, str(self._started), str(self._rate), str(file)]
+        name = [self._url, kind, str(self._started), str(file)]
         command = [sys.executable, "-m", "benchmarks.soak_client", *name]
         self._files.append(file)
         self._living.append((kind, subprocess.Popen(command)))
@@ -206,7 +174,7 @@ class Soak:
 
     def __init__(self, options: argparse.Namespace, node: Node, clients: Clients) -> None:
         self._options, self._node, self._clients = options, node, clients
-        self._dice = random.Random(options.seed)
+        self._dice = random.Random(1)
         self._begun = time.monotonic()
         self.samples: list[Figures] = []
 
@@ -265,16 +233,14 @@ def report(line: str, log: TextIO | None) -> None:
 def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The benchmark's own flags, and those for the node."""
     place = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = parser_of("benchmarks.soak", __doc__, "Flags after -- go to the node.")
+    parser = parser_of("benchmarks.soak", __doc__, "Flags after -- go to the node.", figures=False)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
     parser.add_argument("--memory", default="48MiB", help="the node's pool: a third of the load")
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=0, help="operations/s of a client; 0: all")
     parser.add_argument("--every", type=float, default=30, help="seconds between reports")
     parser.add_argument("--kill-every", type=float, default=3, help="seconds between deaths, mean")
     parser.add_argument("--growth-mib", type=float, default=2, help="that memory may grow")
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments[:place]), arguments[place + 1 :]
 
 
@@ -285,15 +251,17 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         log = stack.enter_context(options.log.open("w")) if options.log else None
-        node = Node(folder, options.memory, flags)
-        clients = Clients(node.url, folder, options.rate, random.Random(options.seed))
+        node = stack.enter_context(Node(folder, options.memory, flags))
+        clients, pid = Clients(node.url, folder, random.Random(1)), node.pid
         try:
             found = Soak(options, node, clients).run(log)
             if code := node.stop():
                 found.append(f"the node ended with {code}")
+        except subprocess.TimeoutExpired:
+            os.kill(pid, signal.SIGKILL)
+            raise
         finally:
             clients.stop()
-            node.kill()
         report(json.dumps({"verdict": found or "well"}), log)
     return 1 if found else 0
 

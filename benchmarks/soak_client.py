@@ -1,6 +1,6 @@
 """One client of the soak: random operations, every byte checked, until SIGTERM or SIGKILL.
 
-python -m benchmarks.soak_client URL TRANSPORT SEED RATE TALLY
+python -m benchmarks.soak_client URL TRANSPORT SEED TALLY
 
 TALLY is a file that is replaced about once a second, with operations, errors by kind, wrong bytes.
 """
@@ -22,8 +22,6 @@ from kvrouter_store.client.lease import Lease, Reservation
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout
-
-__all__ = ["SoakClient"]
 
 BLOCK_BYTES = 64 << 10
 LONGEST = 12
@@ -142,20 +140,17 @@ class SoakClient:
 
 
 def main() -> None:
-    """Work at the given rate, and keep the tally file up to date."""
-    url, transport, seed, rate, file = sys.argv[1:]
+    """Work, and keep the tally file up to date."""
+    url, transport, seed, file = sys.argv[1:]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     client = SoakClient(url, transport, int(seed))
-    pause_s = 1 / float(rate) if float(rate) else 0.0
     told_at, told_wrong = time.monotonic(), 0
     while not over.is_set():
         client.once()
         if time.monotonic() > told_at + TELL_EVERY_S or client.wrong > told_wrong:
             told_at, told_wrong = time.monotonic(), client.wrong
             write_tally(client, Path(file))
-        if pause_s:
-            over.wait(pause_s)
     write_tally(client, Path(file))
 
 

@@ -1,4 +1,4 @@
-"""Throughput through the tier of a node, beside the tier's own client library alone.
+"""Throughput through the tier of a node, beside the tier's own client library alone; then hits.
 
     python -m benchmarks.tiers [--quick] [--json FILE] [--tiers NAME...]
 
@@ -7,17 +7,20 @@ client reads them from a second, empty node, which has them from the tier. Alone
 and loads values of the same size in batches of the same size, from and to its own memory (redis-py
 with hiredis in pipelines, on uvloop, its fastest way; Mooncake's batch calls on registered memory).
 Both are done in pairs, A B B A; each pair has a ratio, and the median is to be 0.8. All processes
-are on this machine: only ratios can be compared. Mooncake needs KVROUTER_MOONCAKE, which
-`benchmarks/connectors/make_peer.sh mooncake python` prints, and its lib in LD_LIBRARY_PATH.
+are on this machine: only ratios can be compared. Then: when KV has landed, and what a hit costs,
+from the local node, a neighbour and each tier (benchmarks/tiers_hits.py). Mooncake needs
+KVROUTER_MOONCAKE, which `benchmarks/connectors/make_peer.sh mooncake python` prints, and its lib in
+LD_LIBRARY_PATH.
 """
 
 import asyncio
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,8 +30,10 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from tests.fakes.store import Memory
 
-from benchmarks.tiers_bench import Bench
-from benchmarks.tiers_rig import MIB, TIER_MEMORY, Blocks, Node, read, serving, write
+from benchmarks import tiers_hits
+from benchmarks.arguments import parser_of, write_figures
+from benchmarks.tiers_hits import LOCAL, NEIGHBOUR, source_of
+from benchmarks.tiers_rig import KINDS, MIB, TIER_MEMORY, Blocks, Node, read, serving, write
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.tiers.base import Item, Tier, TierStatus
 from kvrouter_store.tiers.registry import tier_of
@@ -36,6 +41,7 @@ from kvrouter_store.tiers.staging import Staging
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": MIB}
 PAIRS = 5
+HEADS = ("Tier", "block", "", "through a node", "client alone", "ratio (range)")
 LOOK_S = 0.005
 """Between two looks whether the last block is in the tier: each takes time from those measured."""
 
@@ -195,12 +201,35 @@ def rows_of(kind: str, folder: Path, total: int, pairs: int) -> Iterator[Row]:
             yield from rows
 
 
+def table(
+    heads: Sequence[str], names: Sequence[str], measured: Callable[[str, Path], Iterator[Any]]
+) -> list[dict[str, Any]]:
+    """Print the rows (dataclasses) of each name in Markdown, measured in a folder of its own."""
+    rows = []
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    for name in names:
+        try:
+            with tempfile.TemporaryDirectory(prefix="kvt-") as folder:
+                for row in measured(name, Path(folder)):
+                    rows.append(asdict(row))
+                    print(row, flush=True)
+        except RuntimeError as error:
+            print(f"{name} was left out: {error}", file=sys.stderr)
+    return rows
+
+
 def main() -> int:
-    """Print a table in Markdown."""
-    heads = ("Tier", "block", "", "through a node", "client alone", "ratio (range)")
-    bench = Bench("benchmarks.tiers", __doc__, heads)
-    total, pairs = (32 * MIB, 2) if bench.quick else (128 * MIB, PAIRS)
-    return bench.run(bench.tiers, lambda name, folder: rows_of(name, folder, total, pairs))
+    """Print both tables."""
+    parser = parser_of("benchmarks.tiers", __doc__)
+    parser.add_argument("--quick", action="store_true", help="two rounds, of less data")
+    parser.add_argument("--tiers", nargs="*", choices=KINDS, default=KINDS)
+    options = parser.parse_args()
+    total, pairs = (32 * MIB, 2) if options.quick else (128 * MIB, PAIRS)
+    rows = table(HEADS, options.tiers, lambda name, at: rows_of(name, at, total, pairs))
+    names = (LOCAL, NEIGHBOUR, *options.tiers)
+    rows += table(tiers_hits.HEADS, names, lambda name, at: iter([source_of(name, at, pairs)]))
+    write_figures(options.json, rows)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What the benchmarks of tiers share: real servers, nodes over them, and blocks with their keys."""
+"""What the tables of tiers share: real servers, nodes over them, and blocks with their keys."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,6 @@ from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.tiers.blocks import BlockValues
-
-__all__ = ["KINDS", "MIB", "TIER_MEMORY", "Blocks", "Node", "read", "serving", "write"]
 
 MIB = 1 << 20
 KINDS = ("Redis", "Redis cluster", "Mooncake")
@@ -93,6 +92,8 @@ def read(client: StoreClient, blocks: Blocks, hashes: bytes, into: Memory) -> No
 def serving(kind: str, folder: Path) -> Iterator[str]:
     """The URL of servers of this kind. RuntimeError where they are not installed."""
     folder.mkdir()
+    if kind.startswith("Redis") and not shutil.which("redis-server"):
+        raise RuntimeError("there is no redis-server")
     if kind == "Redis":
         with RedisServer(folder, *EVICTING) as server:
             yield server.url

@@ -7,7 +7,6 @@ routers are interleaved; figures are medians of CPU time over all threads (sched
 time. Policy, KV events, store and landing, metrics and one log line per request are on.
 """
 
-import json
 import platform
 import statistics
 import sys
@@ -19,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import parser_of
-from benchmarks.wire_prompts import SHAPES, SIZES, Prompt, Shape, prompts
+from benchmarks.arguments import parser_of, write_figures
+from benchmarks.wire_prompts import SHAPES, SIZES, Shape, prompts, write_bodies
 from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import PEERS, Answers, Router, Stage, set_stage
 
@@ -75,17 +74,11 @@ class Cell:
 ENGINE_TOKENISINGS = {IDS: 0, LEAST: 1, TEXT: 0, **dict.fromkeys(PEERS, 2)}
 
 
-def _write(folder: Path, name: str, asked: Iterable[Prompt]) -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(prompt.body + "\n" for prompt in asked))
-    return path
-
-
 def _request_workloads(folder: Path, effort: Effort, shape: Shape) -> list[Workload]:
     made = []
     for name, size in SIZES.items():
         asked = prompts(shape, size)
-        path = _write(folder, f"{shape}-{size}", asked)
+        path = write_bodies(folder, f"{shape}-{size}", asked)
         texts = tuple(prompt.text for prompt in asked if prompt.text)
         made.append(Workload(name, "request", path, texts, CONNECTIONS, effort.request_s))
     return made
@@ -96,7 +89,7 @@ def _stream_workloads(folder: Path, effort: Effort, shape: Shape) -> list[Worklo
     for streams, pace in STREAMS:
         count = int(pace * effort.stream_s)
         asked = prompts(shape, SIZES["short"], max_tokens=count, stream=True)
-        path = _write(folder, f"{shape}-{streams}-streams", asked)
+        path = write_bodies(folder, f"{shape}-{streams}-streams", asked)
         name = f"{streams} streams x {pace}/s"
         made.append(Workload(name, "event", path, (), streams, 20 + effort.stream_s, pace))
     return made
@@ -129,13 +122,8 @@ def _measure(stage: Stage, effort: Effort, folder: Path) -> list[Cell]:
     for _ in range(effort.rounds):
         for router, name, workload in plan:
             try:
-                answers = stage.load(
-                    router,
-                    workload.bodies,
-                    workload.connections,
-                    workload.seconds,
-                    workload.pace_per_s,
-                )
+                how = (workload.bodies, workload.connections, workload.seconds)
+                answers = stage.load(router, *how, workload.pace_per_s)
             except RuntimeError as error:  # one sample, not the run: the others count
                 stage.notes.append(f"a sample was lost: {str(error).splitlines()[0]}")
                 continue
@@ -190,10 +178,6 @@ def bars(cells: list[Cell]) -> dict[str, bool]:
     }
 
 
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    return min(values), statistics.median(values), max(values)
-
-
 def _print(cells: list[Cell]) -> None:
     prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
     print(
@@ -218,7 +202,8 @@ def run(effort: Effort) -> dict[str, Any]:
         stage = cleanup.enter_context(set_stage(folder))
         cells = _measure(stage, effort, folder)
         notes = stage.notes
-        least_ms, loop_ms, most_ms = _spread(stage.loops_ms)
+        loops_ms = stage.loops_ms
+    least_ms, loop_ms, most_ms = min(loops_ms), statistics.median(loops_ms), max(loops_ms)
     notes.append(
         f"a fixed loop on the router's core took {least_ms:.0f} to {most_ms:.0f} ms, median "
         f"{loop_ms:.0f}: where they differ, others used the machine, and figures are too high"
@@ -247,7 +232,6 @@ def main() -> int:
     """Exit status: 0 if the figures could be measured, else 2."""
     parser = parser_of("benchmarks.wire", __doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
-    parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()
     leave_in_order()
     try:
@@ -255,8 +239,7 @@ def main() -> int:
     except RuntimeError as error:
         print(f"wire: {error}", file=sys.stderr)
         return 2
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_figures(arguments.json, report)
     return 0
 
 

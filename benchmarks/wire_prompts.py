@@ -3,16 +3,22 @@
 The load generator numbers every prompt. In a prompt of token ids the number ends the last whole
 block: the store holds all other blocks, so that each request has a prefill leg, a put and a
 landing. In a text the number comes after the whole blocks, and the store holds them all.
+
+Texts are words of four letters that spell a number in base 26; the mock engines read them in the
+same way (benchmarks/native/mock.c).
 """
 
 import json
 import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from benchmarks.wire_text import WORDS, word
 from kvrouter.tools.sim.block_cache import Stored
-from kvrouter.tools.sim.events import EventPublisher
 from kvrouter_store import _core
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
@@ -24,6 +30,8 @@ BLOCK_BYTES = 4096  # the router never reads KV; the store's granule is as good 
 PROMPTS = 32
 TAIL = 8  # token ids behind the numbered block, as in mock.c
 MARK = "#######"  # what the load generator numbers
+WORDS, LETTERS = 20_000, 4  # as in mock.c
+RECEIVE_BYTES = 8 << 20
 SIZES = {"short": 180, "8 KiB": 8 * 1024, "32 KiB": 32 * 1024}
 
 Shape = Literal["ids", "text"]
@@ -44,6 +52,15 @@ class Prompt:
     tokens: list[int]
     numbered: list[int]
     text: str = ""
+
+
+def word(token: int) -> str:
+    """The word of this token."""
+    letters = []
+    for _ in range(LETTERS):
+        token, letter = divmod(token, 26)
+        letters.append(chr(ord("a") + letter))
+    return "".join(reversed(letters))
 
 
 def whole_blocks(tokens: list[int]) -> list[int]:
@@ -85,6 +102,13 @@ def prompts(
     return [make(rng, size, max_tokens, stream) for _ in range(count)]
 
 
+def write_bodies(folder: Path, name: str, asked: Sequence[Prompt]) -> Path:
+    """A file with the body of each prompt, for the load generator."""
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(prompt.body + "\n" for prompt in asked))
+    return path
+
+
 def manifest() -> Manifest:
     """The manifest of the mock engines: one opaque part."""
     spec = CacheSpec(
@@ -121,36 +145,87 @@ def fill_store(url: str, chains: list[list[int]]) -> int:
     return blocks
 
 
-class KvEvents:
-    """KV events of the mock engines: all prompts at the start, then a trickle of new blocks.
+def stored(tokens: list[int]) -> Stored:
+    """The KV event of a prompt's whole blocks."""
+    hashes = chain(tokens)
+    names = tuple(hashes[at : at + 32] for at in range(0, len(hashes), 32))
+    return Stored(None, names, tuple(tokens))
 
-    For the running loop.
+
+class TextTokenizer:
+    """A tokenizer.json in a folder, and its tokens of a text: a real one that splits and looks up.
+
+    Raises ImportError without the `tokenizers` package (`kvrouter[tokenizers]`). The router then
+    asks the mock engines, whose tokenization a benchmark should not count.
     """
 
-    def __init__(self, endpoint: str, engines: list[str]) -> None:
-        self._publishers = [
-            EventPublisher(endpoint, f"kv@{engine}", BLOCK_TOKENS) for engine in engines
-        ]
-        self._count = 0
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - an extra, not a dependency
 
-    def announce(self, chains: list[list[int]]) -> None:
-        """Publish all prompts, each from one of the engines."""
-        for number, tokens in enumerate(chains):
-            self._publish(self._publishers[number % len(self._publishers)], tokens)
+        words = {word(token): token for token in range(WORDS)}
+        model = {"type": "WordLevel", "vocab": words, "unk_token": word(0)}
+        self.path = folder / "tokenizer.json"
+        file = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+        self.path.write_text(json.dumps(file))
+        self._tokenizer: Any = Tokenizer.from_file(str(self.path))
 
-    def trickle(self) -> None:
-        """Publish one new block of every engine."""
-        self._count += 1
-        for publisher in self._publishers:
-            self._publish(publisher, [self._count % 50_000] * BLOCK_TOKENS)
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
 
-    def close(self) -> None:
-        """Close the sockets."""
-        for publisher in self._publishers:
-            publisher.close()
+    def cost_us(self, texts: Sequence[str]) -> float:
+        """CPU microseconds per text, once."""
+        started = time.thread_time()
+        for text in texts:
+            self._tokenizer.encode(text)
+        return (time.thread_time() - started) / len(texts) * 1e6
 
-    @staticmethod
-    def _publish(publisher: EventPublisher, tokens: list[int]) -> None:
-        hashes = chain(tokens)
-        names = tuple(hashes[at : at + 32] for at in range(0, len(hashes), 32))
-        publisher.publish([Stored(None, names, tuple(tokens))])
+
+class Saver:
+    """The mock engines' connector: it puts the numbered block of each prefilled prompt.
+
+    A thread of the benchmark's process, on the core of the load, so that no router pays for it. It
+    listens for the mock's datagrams.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._chains: dict[int, tuple[bytes, list[int]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread:
+            self._socket.sendto(b"", self._socket.getsockname())
+            self._thread.join()
+        self._socket.close()
+
+    def start(self, url: str, asked: list[Prompt]) -> None:
+        """Begin to put blocks of these prompts into the store at `url`."""
+        for prompt in asked:
+            if prompt.numbered:
+                first = (prompt.tokens or prompt.numbered)[0]
+                self._chains[first] = chain(prompt.tokens), prompt.numbered
+        self._thread = threading.Thread(target=self._run, args=(url,), name="saver")
+        self._thread.start()
+
+    def _run(self, url: str) -> None:
+        kv = _core.Segments.over(bytearray(BLOCK_BYTES), BLOCK_BYTES, writable=False)
+        mock, root = manifest(), root_hash()
+        with StoreClient(url, name="mock connector") as store:
+            store.register(mock, engine="mock")
+            while message := self._socket.recv(64):
+                first, number = map(int, message.split())
+                if first not in self._chains:
+                    continue
+                before, numbered = self._chains[first]
+                parent = before[-32:] or None
+                name = hash_tokens([*numbered, number], BLOCK_TOKENS, root=root, parent=parent)
+                count = len(before) // 32
+                store.put(mock, 0, before + name.data, range(count, count + 1), kv, [0])

@@ -11,14 +11,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 NATIVE = Path(__file__).resolve().parent / "native"
-START_DEADLINE_S = 40.0
+START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 
 
@@ -100,21 +100,25 @@ def _fixed_loop() -> dict[str, int]:
 
 
 class Process:
-    """A process on a core, its output in a file; a context manager that ends it."""
+    """A process on some cores, its output in a file; a context manager that ends it.
 
-    def __init__(self, name: str, command: list[str], core: int, folder: Path) -> None:
+    Its standard input is empty, and ends with it or with this process.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], cores: Iterable[int], folder: Path, **more: str
+    ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
-        with on_core(core), self._log.open("wb") as log:
+        # No load balancer is in front of it.
+        environment = {**os.environ, "KVROUTER_DRAIN_DELAY_S": "0", **more}
+        with on_core(*cores), self._log.open("wb") as log:
             self.popen = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={
-                    **os.environ,
-                    "KVROUTER_DRAIN_DELAY_S": "0",
-                },  # no load balancer is in front of it
+                env=environment,
                 start_new_session=True,
             )
 
@@ -127,6 +131,8 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
         self.popen.terminate()
         try:
             self.popen.wait(STOP_DEADLINE_S)
@@ -154,7 +160,7 @@ class Process:
             if seen():
                 return
             time.sleep(0.05)
-        raise RuntimeError(f"{self.name} did not start: {self.output()[-2000:]}")
+        raise RuntimeError(f"{self.name} did not start: {self.output()[-2000:].strip()}")
 
 
 def answers(url: str) -> bool:

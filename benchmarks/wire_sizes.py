@@ -4,12 +4,8 @@
 
 Both legs, store, landing, KV events and exact block hashes, or texts as clients write them. One
 router on one core, as in `benchmarks.wire`, with which this shares mock engines, store and load.
-llm-d publishes the same of its router (llm-d-router, test/perf/config/studyanalysis: GKE e2 nodes,
-ten simulators, prompts of 100,000 tokens at 10 requests per second, peaks of CPU and memory):
-another machine, whole requests and not two legs, so that only the order of magnitude compares.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -17,19 +13,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import parser_of, write_figures
+from benchmarks.soak import kib_of
 from benchmarks.wire import IDS, LEAST, TEXT
-from benchmarks.wire_prompts import MARK, Prompt, Shape, prompts
+from benchmarks.wire_prompts import MARK, Prompt, Shape, prompts, write_bodies
 from benchmarks.wire_rig import leave_in_order
-from benchmarks.wire_stage import Answers, Router, Stage, set_stage
+from benchmarks.wire_stage import Router, Stage, set_stage
 
 ROUNDS = 5
 STORE_MEMORY = "1536MiB"
 BYTES_PER_TOKEN: dict[Shape, int] = {"ids": 6, "text": 5}
-LLM_D = (
-    "llm-d, as published: 100k tokens 378 ms and 1,755 MiB; with exact prefixes and tokenizer "
-    "880 ms and 10,457 MiB"
-)
 
 
 @dataclass(frozen=True)
@@ -69,9 +62,7 @@ class Cost:
 
 def most_mib(router: Router) -> float:
     """The most memory that the router has had since `forget_most`."""
-    status = Path(f"/proc/{router.process.pid}/status").read_text()
-    kib = next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]
-    return int(kib) / 1024
+    return kib_of(Path(f"/proc/{router.process.pid}/status"), "VmHWM") / 1024
 
 
 def forget_most(router: Router) -> None:
@@ -85,10 +76,10 @@ def measure(stage: Stage, folder: Path) -> Iterator[Cost]:
     for size in SIZES:
         for case, shape in CASES:
             asked, router = size.asked(shape), routers[case]
-            bodies = folder / f"{case} {size.name}.jsonl".replace(",", "")
-            bodies.write_text("".join(prompt.body + "\n" for prompt in asked))
+            bodies = write_bodies(folder, f"{case} {size.name}".replace(",", ""), asked)
             forget_most(router)
-            samples = [_sample(stage, router, bodies, size) for _ in range(ROUNDS)]
+            how = (router, bodies, size.connections, size.seconds)
+            samples = [stage.load(*how) for _ in range(ROUNDS)]
             cpu_ms = [each.router_s / each.answered * 1e3 for each in samples]
             yield Cost(
                 case,
@@ -98,10 +89,6 @@ def measure(stage: Stage, folder: Path) -> Iterator[Cost]:
                 round(most_mib(router), 1),
                 round(statistics.median(each.answered / each.seconds for each in samples), 1),
             )
-
-
-def _sample(stage: Stage, router: Router, bodies: Path, size: Size) -> Answers:
-    return stage.load(router, bodies, size.connections, size.seconds)
 
 
 def run() -> list[Cost]:
@@ -119,14 +106,12 @@ def run() -> list[Cost]:
                     flush=True,
                 )
                 costs.append(cost)
-            print(LLM_D)
             return costs
 
 
 def main() -> int:
     """Exit status: 0 if the figures could be measured, else 2."""
     parser = parser_of("benchmarks.wire_sizes", __doc__)
-    parser.add_argument("--json", type=Path, help="write every figure there")
     arguments = parser.parse_args()
     leave_in_order()
     try:
@@ -134,8 +119,7 @@ def main() -> int:
     except RuntimeError as error:
         print(f"wire_sizes: {error}", file=sys.stderr)
         return 2
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+    write_figures(arguments.json, [asdict(cost) for cost in costs])
     return 0
 
 

@@ -13,22 +13,26 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from operator import sub
+from itertools import cycle
 from pathlib import Path
 
-from benchmarks import peers
+from tests.fakes.store import StoreProcess
+
+from benchmarks import peers_setup
 from benchmarks.wire_prompts import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     MARK,
     SHAPES,
     SIZES,
-    KvEvents,
     Prompt,
+    Saver,
     Shape,
+    TextTokenizer,
     fill_store,
     manifest,
     prompts,
+    stored,
 )
 from benchmarks.wire_rig import (
     Cores,
@@ -40,18 +44,16 @@ from benchmarks.wire_rig import (
     loop_ms,
     on_core,
 )
-from benchmarks.wire_saver import Saver
-from benchmarks.wire_text import TextTokenizer
 from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.sim.events import EventPublisher
 
 PREFILL, DECODE = 2, 2  # engines
 STORE_MEMORY = "512MiB"
 CONNECTOR = ("--kv-connector", "store")
 """Flags of our routers: the mocks answer for several families, so that the peer takes them too."""
-PEERS = {"sglang-router": peers.SGLANG_ROUTER, "smg": peers.SMG}
+PEERS = {"sglang-router": peers_setup.SGLANG_ROUTER, "smg": peers_setup.SMG}
 TRICKLE_S = 0.05
 IDLE_DEADLINE_S, IDLE_LOOK_S, IDLE_SHARE = 8.0, 0.1, 0.2
-MOST_TOGETHER = 50_000  # requests of one sample, where another one is taken at the same time
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,11 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Load:
-    """A router to load, the API key of every request, and the percentage of clients that leave."""
-
-    router: Router
-    key: str = ""
-    leave_percent: int = 0
-
-
-@dataclass(frozen=True)
 class Answers:
     """One sample: counts of the load generator, and the CPU seconds meanwhile."""
 
     seconds: float
     answered: int
-    left: int
     events: int
     latency_p50_us: float
     first_event_p50_us: float
@@ -99,9 +91,7 @@ class Stage:
     """All running processes, and how to load them."""
 
     engines: list[str]  # HOST:PORT
-    store: Process
-    store_url: str
-    store_http: str  # http://HOST:PORT
+    store: StoreProcess
     load_program: Path
     tokenizer: TextTokenizer | None
     prefix: Router
@@ -119,90 +109,39 @@ class Stage:
         connections: int,
         seconds: float,
         pace_per_s: int = 0,
-        *,
-        key: str = "",
-        leave_percent: int = 0,
     ) -> Answers:
         """One sample: a closed loop, or (with a pace) one paced stream for each connection.
-
-        With `key` every request has that API key; `leave_percent` of the clients leave before the
-        end of their answer.
 
         Raises:
             RuntimeError: a request failed; figures of failing requests mean nothing.
         """
-        load = Load(router, key, leave_percent)
-        return self.load_together([load], bodies, connections, seconds, pace_per_s)[0]
-
-    def load_together(
-        self,
-        loads: Sequence[Load],
-        bodies: Path,
-        connections: int,
-        seconds: float,
-        pace_per_s: int = 0,
-        *,
-        rest_s: float = 0.0,
-    ) -> list[Answers]:
-        """One sample of each router, all at the same time; otherwise as `load`.
-
-        `rest_s`: seconds after the load that still count.
-        """
         if pace_per_s:
-            self._set_pace(pace_per_s)
-        for load in loads:
-            _await_idle(load.router)
+            self.set_gap(1_000_000 // pace_per_s)
+        _await_idle(router)
         self.loops_ms.append(loop_ms(self.router_core))
-        before = [cpu_s(load.router.process.pid) for load in loads], cpu_s(self.store.pid)
-        running = []
-        for load in loads:
-            command = [str(self.load_program), "-p", str(load.router.port), "-c", str(connections)]
-            command += ["-t", str(seconds), "-s", str(self.sent), *(["-1"] if pace_per_s else [])]
-            command += [*(["-k", load.key] if load.key else [])]
-            command += ["-l", str(load.leave_percent), str(bodies)]
-            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            self.sent += MOST_TOGETHER
-        reports = [one.communicate()[0] for one in running]
-        time.sleep(rest_s)
-        after = [cpu_s(load.router.process.pid) for load in loads], cpu_s(self.store.pid)
-        found = [
-            _answers(load, bodies, text, router_s, after[1] - before[1])
-            for load, text, router_s in zip(
-                loads, reports, map(sub, after[0], before[0]), strict=True
-            )
-        ]
-        sent = [answers.answered + answers.left + connections for answers in found]
-        self.sent += sent[-1] - MOST_TOGETHER
-        if any(each > MOST_TOGETHER for each in sent[:-1]):
-            raise RuntimeError(f"more than {MOST_TOGETHER} requests in one sample: make it shorter")
-        return found
+        command = [str(self.load_program), "-p", str(router.port), "-c", str(connections)]
+        command += ["-t", str(seconds), "-s", str(self.sent), *(["-1"] if pace_per_s else [])]
+        command.append(str(bodies))
+        router_s, store_s = cpu_s(router.process.pid), cpu_s(self.store.pid)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        router_s, store_s = cpu_s(router.process.pid) - router_s, cpu_s(self.store.pid) - store_s
+        answers = _answers(router, bodies, done.stdout, router_s, store_s)
+        self.sent += answers.answered + connections
+        return answers
 
-    def _set_pace(self, pace_per_s: int) -> None:
-        url = f"http://{self.engines[0]}/gap/{1_000_000 // pace_per_s}"
-        with urllib.request.urlopen(url, timeout=5):
-            pass
+    def set_gap(self, gap_us: int) -> None:
+        """Let the engines wait so long between the events of a stream."""
+        urllib.request.urlopen(f"http://{self.engines[0]}/gap/{gap_us}", timeout=5).close()
 
 
-def _answers(load: Load, bodies: Path, reports: str, router_s: float, store_s: float) -> Answers:
-    """The report of a load generator.
-
-    Raises:
-        RuntimeError: a request failed; figures of failing requests mean nothing.
-    """
-    counted = json.loads(reports or '{"answered": 0, "failed": "unknown"}')
+def _answers(router: Router, bodies: Path, told: str, router_s: float, store_s: float) -> Answers:
+    """The report of the load generator. RuntimeError: a request failed."""
+    counted = json.loads(told or '{"answered": 0, "failed": "unknown"}')
     if counted["failed"] or not counted["answered"]:
-        name, log = load.router.process.name, load.router.process.output()[-1500:]
+        name, log = router.process.name, router.process.output()[-1500:]
         raise RuntimeError(f"{name} failed under {bodies.name}: {counted}\n{log}")
-    return Answers(
-        seconds=counted["seconds"],
-        answered=counted["answered"],
-        left=counted["left"],
-        events=counted["events"],
-        latency_p50_us=counted["latency_p50_us"],
-        first_event_p50_us=counted["first_event_p50_us"],
-        router_s=router_s,
-        store_s=store_s,
-    )
+    del counted["failed"]
+    return Answers(**counted, router_s=router_s, store_s=store_s)
 
 
 def _await_idle(router: Router) -> None:
@@ -239,26 +178,24 @@ def set_stage(
         load = compile_native("load", folder)
         saver = stack.enter_context(Saver())
         engines = stack.enter_context(_engines(scene, saver.port))
-        store, store_url, store_http = _store(scene, store_memory)
+        store = StoreProcess(folder, store_memory, "--granule", str(BLOCK_BYTES))
+        stack.enter_context(store)
         notes: list[str] = []
         tokenizer = _tokenizer(folder, notes)
         sizes = SIZES.values()
         asked = [p for size in sizes for shape in SHAPES for p in prompts(shape, size)] + [*more]
         chains = [prompt.tokens for prompt in asked if prompt.tokens]
-        fill_store(store_url, chains)
-        saver.start(store_url, asked)
+        fill_store(store.url, chains)
+        saver.start(store.url, asked)
         local = ["--tokenizer", str(tokenizer.path)] if tokenizer else []
-        prefix, events_url = _ours(
-            scene, engines, store_url, ["--policy", "prefix", *local, *options]
-        )
-        least_tokens, _ = _ours(scene, engines, store_url, ["--policy", "least_tokens"])
+        policy = ["--policy", "prefix", *local, *options]
+        prefix, events_url = _ours(scene, engines, store.url, policy)
+        least_tokens, _ = _ours(scene, engines, store.url, ["--policy", "least_tokens"])
         stack.enter_context(_kv_events(events_url, engines, chains))
         found = _peers(scene, engines, notes) if with_peers else []
         stage = Stage(
             engines,
             store,
-            store_url,
-            store_http,
             load,
             tokenizer,
             prefix,
@@ -285,26 +222,9 @@ def _engines(scene: Scene, saver_port: int) -> Iterator[list[str]]:
     mock = manifest()
     command = [str(program), "-k", mock.digest.hex(), "-r", mock.spec.root]
     command += ["-t", str(BLOCK_TOKENS), "-n", str(saver_port), str(PREFILL), str(DECODE)]
-    with Process("mock", command, scene.cores.rest, scene.folder) as process:
+    with Process("mock", command, [scene.cores.rest], scene.folder) as process:
         ports = process.await_output("\n").split()
         yield [f"127.0.0.1:{port}" for port in ports]
-
-
-def _store(scene: Scene, memory: str) -> tuple[Process, str, str]:
-    port, http_port = free_port(), free_port()
-    command = kvrouter("store", "--port", str(port), "--http-port", str(http_port))
-    command += [
-        "--memory",
-        memory,
-        "--granule",
-        str(BLOCK_BYTES),
-        "--unix-socket",
-        str(scene.folder / "store.sock"),
-    ]
-    store = scene.stack.enter_context(Process("store", command, scene.cores.rest, scene.folder))
-    http = f"http://127.0.0.1:{http_port}"
-    store.await_answer(f"{http}/healthz")
-    return store, f"kv://127.0.0.1:{port}", http
 
 
 def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> tuple[Router, str]:
@@ -313,7 +233,7 @@ def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> t
     command += ["--prefill", *engines[:PREFILL], "--decode", *engines[PREFILL:]]
     command += [*CONNECTOR, "--kv-events-bind", events]
     process = scene.stack.enter_context(
-        Process(options[1], command, scene.cores.router, scene.folder)
+        Process(options[1], command, [scene.cores.router], scene.folder)
     )
     process.await_answer(f"http://127.0.0.1:{port}/health")
     return Router(process, port), events
@@ -329,8 +249,8 @@ def _peers(scene: Scene, engines: list[str], notes: list[str]) -> list[Router]:
     return found
 
 
-def _peer(scene: Scene, engines: list[str], name: str, peer: peers.Peer) -> Router:
-    python = peers.install(peer)
+def _peer(scene: Scene, engines: list[str], name: str, peer: peers_setup.Peer) -> Router:
+    python = peers_setup.install(peer)
     port, metrics_port = free_port(), free_port()
     command = [str(python), "-m", peer.module, "--pd-disaggregation"]
     for engine in engines[:PREFILL]:
@@ -340,7 +260,7 @@ def _peer(scene: Scene, engines: list[str], name: str, peer: peers.Peer) -> Rout
     command += ["--policy", "cache_aware", "--worker-startup-check-interval", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-    process = scene.stack.enter_context(Process(name, command, scene.cores.router, scene.folder))
+    process = scene.stack.enter_context(Process(name, command, [scene.cores.router], scene.folder))
     router = Router(process, port)
     body = prompts("text", SIZES["short"])[0].body
     process.await_true(lambda: _asked(router, body))
@@ -349,19 +269,26 @@ def _peer(scene: Scene, engines: list[str], name: str, peer: peers.Peer) -> Rout
 
 @contextmanager
 def _kv_events(url: str, engines: list[str], chains: list[list[int]]) -> Iterator[None]:
-    """Publish all prompts once, then new blocks all the time, as working engines do."""
+    """Publish all prompts, each from one of the engines; then, as working engines do, new blocks.
+
+    In a thread, until the end of the context.
+    """
     stop = threading.Event()
 
     async def publish() -> None:
-        events = KvEvents(url, engines)
-        try:
-            await asyncio.sleep(0.5)  # a subscriber joins late; what is lost before is lost in life
-            events.announce(chains)
-            while not stop.is_set():
-                await asyncio.sleep(TRICKLE_S)
-                events.trickle()
-        finally:
-            events.close()
+        names = [f"kv@{engine}" for engine in engines]
+        publishers = [EventPublisher(url, name, BLOCK_TOKENS) for name in names]
+        await asyncio.sleep(0.5)  # a subscriber joins late; what is lost before is lost in life
+        for tokens, publisher in zip(chains, cycle(publishers)):
+            publisher.publish([stored(tokens)])
+        number = 0
+        while not stop.is_set():
+            await asyncio.sleep(TRICKLE_S)
+            number += 1
+            for publisher in publishers:
+                publisher.publish([stored([number % 50_000] * BLOCK_TOKENS)])
+        for publisher in publishers:
+            publisher.close()
 
     thread = threading.Thread(target=asyncio.run, args=(publish(),), name="kv-events")
     thread.start()

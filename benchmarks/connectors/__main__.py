@@ -24,7 +24,6 @@ not start or fails is named with its reason. Exit status 1 if a bar is missed (t
 lies beyond it), or if tokens differ. Ten minutes on two quiet cores, with --quick four.
 """
 
-import json
 import signal
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import parser_of, write_figures
 from benchmarks.connectors import groups
 from benchmarks.connectors.judge import BARS, bar_lines, figures, table, verdict
 from benchmarks.connectors.measure import Plan, Record
@@ -57,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("benchmarks.connectors", __doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="of tests/vllm/make_env.sh")
     parser.add_argument("--quick", action="store_true", help="two short rounds")
-    parser.add_argument("--json", type=Path, help="write every figure there")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as by Ctrl-C, with all engines
     plan = QUICK if options.quick else FULL
@@ -69,14 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {prompts} prompts were not found at first, and asked once more")
     if record.different:
         print(f"tokens differ between set-ups for {record.different} prompts")
-    if options.json:
-        document = {
-            "plan": asdict(plan),
-            "figures": found,
-            "bars": verdicts,
-            **asdict(record),
-        }
-        options.json.write_text(json.dumps(document, indent=2))
+    document = {"plan": asdict(plan), "figures": found, "bars": verdicts, **asdict(record)}
+    write_figures(options.json, document)
     return 1 if record.different or "MISSED" in verdicts.values() else 0
 
 

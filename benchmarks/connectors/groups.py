@@ -12,8 +12,6 @@ from benchmarks.connectors.measure import Plan, Record, cold, compute, hits
 from benchmarks.connectors.peers import LMCACHE, MOONCAKE, NIXL, PEERS, Joined, Missing
 from benchmarks.connectors.rig import Rig, Setup, idle_share, tame_spinners
 
-__all__ = ["alone", "handed_over"]
-
 STORE_MEMORY = "2GiB"
 BUSY_SHARE = 0.2  # of a core, of an idle engine: its set-up spins
 MEETINGS, MEETING_DEADLINE_S, MEETING_PAUSE_S = 10, 100.0, 0.5
@@ -101,7 +99,7 @@ def _answering(setup: Setup) -> Setup:
 
 def _computed(plan: Plan, setup: Setup) -> Setup:
     compute(plan, setup)
-    _say(f"{setup.name} keeps {plan.prompts} prompts")
+    print(f"{setup.name} keeps {plan.prompts} prompts", flush=True)
     return setup
 
 
@@ -109,10 +107,11 @@ def _watched(setup: Setup, record: Record) -> Setup:
     """The set-up, whose engines are stopped while they are not asked if they spin when idle."""
     shares = {engine.options.name: idle_share([engine]) for engine in setup.engines}
     record.idle_share |= shares
-    _say(f"idle, of a core: {', '.join(f'{name} {share:.2f}' for name, share in shares.items())}")
+    print("idle, of a core:", *(f"{n} {share:.2f}" for n, share in shares.items()), flush=True)
     watched = replace(setup, spins=max(shares.values()) > BUSY_SHARE)
     if watched.spins:
-        _say(f"{setup.name}: {tame_spinners(setup.engines)} threads spin, now with low priority")
+        spinning = tame_spinners(setup.engines)
+        print(f"{setup.name}: {spinning} threads spin, now with low priority", flush=True)
     watched.pause()
     return watched
 
@@ -142,7 +141,3 @@ def _meet(name: str, router: Service) -> None:
             return
         time.sleep(MEETING_PAUSE_S)
     raise EngineFailed(f"{name}: the router answered {status}: {answer[:500]!r}")
-
-
-def _say(what: str) -> None:
-    print(what, flush=True)

@@ -17,8 +17,6 @@ from benchmarks.connectors.judge import FLOOR, Times
 from benchmarks.connectors.peers import PEERS
 from benchmarks.connectors.rig import BLOCK_TOKENS, KV_TOKEN_BYTES, Answer, Setup
 
-__all__ = ["Plan", "Record", "cold", "compute", "hits"]
-
 FIRST_ID, LAST_ID = 300, 4000  # no special tokens
 
 

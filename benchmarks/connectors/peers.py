@@ -14,8 +14,6 @@ from tests.vllm.services import Service
 
 from benchmarks.peers_setup import compiled
 
-__all__ = ["LMCACHE", "MOONCAKE", "NIXL", "PEERS", "Joined", "Missing"]
-
 HERE = Path(__file__).resolve().parent
 MAKE_NIXL = HERE.parents[1] / "tests" / "vllm" / "make_nixl.sh"
 INSTALL_DEADLINE_S = 600.0

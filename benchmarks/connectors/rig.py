@@ -1,12 +1,13 @@
 """Engines of one sitting: starting them, asking them one at a time, and seeing that others idle."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from tests.vllm.engines import Engine, EngineFailed, EngineOptions
@@ -14,25 +15,14 @@ from tests.vllm.install import install_into
 from tests.vllm.models import MID, model_folder
 from tests.vllm.services import Service
 
+from benchmarks import wire_rig
 from benchmarks.connectors.peers import Joined
-from benchmarks.dispatch import cpu_s, first_token
-
-__all__ = [
-    "BLOCK_TOKENS",
-    "KV_TOKEN_BYTES",
-    "Answer",
-    "Rig",
-    "Setup",
-    "idle_share",
-    "settle",
-    "tame_spinners",
-]
 
 BLOCK_TOKENS = 64
 MAX_TOKENS = 4096
 KV_TOKEN_BYTES = 16 << 10  # of MID: 8 layers, 4 heads of keys and of values, 64 floats
 KV_BYTES = "512M"  # of an engine's own cache; it holds every prompt that is asked again
-SALT = "connectors"
+OUTPUT_TOKENS, DEADLINE_S = 4, 300
 TICK_S, SETTLE_S, IDLE_S = 0.1, 3.0, 2.0
 IDLE_SHARE = 0.3  # of one core, all engines together
 RESUME_S = 60.0
@@ -50,6 +40,39 @@ class Answer:
     def from_source(self, source: str) -> int:
         """Prompt tokens from one source of vllm:prompt_tokens_by_source_total."""
         return self.sources.get(source, 0)
+
+
+def first_token(address: str, prompt: list[int]) -> tuple[float, list[int]]:
+    """Seconds until the first event of a stream, and the answer's tokens."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        "cache_salt": "connectors",
+    }
+    with closing(HTTPConnection(address, timeout=DEADLINE_S)) as connection:
+        begun_s = time.monotonic()
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise HTTPException(f"{response.status}: {response.read(500)!r}")
+        first_s, tokens = 0.0, list[int]()
+        while line := response.readline():
+            if line.startswith(b"data: {"):
+                first_s = first_s or time.monotonic() - begun_s
+                for choice in json.loads(line[6:])["choices"]:
+                    tokens += choice.get("token_ids") or []
+        return first_s, tokens
+
+
+def cpu_s(engine: Engine) -> float:
+    """CPU seconds of all processes of an engine so far."""
+    return wire_rig.cpu_s(engine.process.pid)
 
 
 @dataclass(frozen=True)
@@ -70,8 +93,8 @@ class Setup:
             before = decode.prompt_tokens()
             settle(idle)
             try:
-                ttft_s, tokens = first_token(address, prompt, SALT)
-            except (SystemExit, HTTPException) as error:  # the first one: another status than 200
+                ttft_s, tokens = first_token(address, prompt)
+            except HTTPException as error:
                 raise EngineFailed(f"{self.name}: {error}") from error
             after = decode.prompt_tokens()
         return Answer(ttft_s, tokens, {key: after[key] - before.get(key, 0) for key in after})

@@ -1,11 +1,10 @@
 // load.c: sends OpenAI requests over keep-alive connections to one loopback port and counts what comes back. One thread.
 //
-//   load -p PORT -c CONNECTIONS -t SECONDS [-s FIRST_NUMBER] [-1] [-k KEY] [-l PERCENT] BODIES
+//   load -p PORT -c CONNECTIONS -t SECONDS [-s FIRST_NUMBER] [-1] BODIES
 //
 // BODIES holds one JSON body per line, sent in turn; in each, the last "#######" becomes a running number, so that no
 // two prompts are alike. Closed loop for SECONDS; with -1 every connection sends one request and the run ends with the
-// last answer (or, failing that, after SECONDS). With -k every request brings that API key.
-// With -l so many percent of the clients leave: one half when the request is sent, the other when the answer begins.
+// last answer (or, failing that, after SECONDS).
 // Prints one JSON object: requests, events of streams, latencies in us.
 #include "http.h"
 
@@ -23,21 +22,19 @@ struct samples {
 };
 
 enum { IDLE, HEAD, SIZED, CHUNKED };
-enum { STAYS, LEAVES_AT_ONCE, LEAVES_AT_HEAD };
 
 struct connection {
-  int fd, state, status, matched, leaves;
+  int fd, state, status, matched;
   struct buffer in, out;
   size_t sent;
   long left; // bytes of a sized body still to come
   int64_t started_ns, first_event_ns;
 };
 
-static int poller, port, leave_percent;
-static char authorization[160];
+static int poller, port;
 static struct body *bodies;
 static size_t body_count;
-static long first_number, fired, answered, failed, left, events;
+static long first_number, fired, answered, failed, events;
 static struct samples latencies, first_events;
 
 static void sample(struct samples *s, int64_t ns) {
@@ -103,33 +100,21 @@ static void number(char *text, size_t size, long value) {
   }
 }
 
-// Spread evenly: of any hundred requests in a row, so many leave.
-static int leaves(long request) {
-  if (request * leave_percent / 100 == (request + 1) * leave_percent / 100) return STAYS;
-  return request * leave_percent / 100 % 2 ? LEAVES_AT_HEAD : LEAVES_AT_ONCE;
-}
-
-// The end of the connection shows as an event of it, which `finish` counts.
-static void leave(struct connection *c) {
-  shutdown(c->fd, SHUT_RDWR);
-}
-
 static void fire(struct connection *c) {
   struct body body = bodies[(size_t)fired % body_count];
   char head[400];
   int size = snprintf(head, sizeof head,
                       "POST " PATH " HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
-                      "%scontent-length: %zu\r\n\r\n", port, authorization, body.size);
+                      "content-length: %zu\r\n\r\n", port, body.size);
   buffer_append(&c->out, head, (size_t)size);
   buffer_append(&c->out, body.text, body.size);
   number(c->out.data + size, body.size, first_number + fired);
-  c->leaves = leaves(fired++);
+  fired++;
   c->state = HEAD;
   c->matched = 0;
   c->first_event_ns = 0;
   c->started_ns = now_ns();
   flush(c);
-  if (c->leaves == LEAVES_AT_ONCE) leave(c);
 }
 
 static void finish(struct connection *c, int whole) {
@@ -139,8 +124,6 @@ static void finish(struct connection *c, int whole) {
     answered++;
     sample(&latencies, now - c->started_ns);
     if (c->first_event_ns) sample(&first_events, c->first_event_ns - c->started_ns);
-  } else if (c->leaves) {
-    left++;
   } else {
     failed++;
   }
@@ -192,10 +175,6 @@ static int take_chunks(struct connection *c) {
 
 static void take(struct connection *c) {
   if (c->state == HEAD && !take_head(c)) return;
-  if (c->leaves) {
-    leave(c);
-    return;
-  }
   if (c->state == SIZED && (long)c->in.used >= c->left) {
     buffer_consume(&c->in, (size_t)c->left);
     finish(c, 1);
@@ -220,22 +199,19 @@ static void handle(struct connection *c, uint32_t happened) {
 }
 
 static void report(double seconds) {
-  printf("{\"seconds\": %.3f, \"answered\": %ld, \"failed\": %ld, \"left\": %ld, \"events\": %ld, \"latency_p50_us\": %.0f, "
-         "\"latency_p99_us\": %.0f, \"first_event_p50_us\": %.0f, \"first_event_p99_us\": %.0f}\n",
-         seconds, answered, failed, left, events, quantile(&latencies, .5), quantile(&latencies, .99),
-         quantile(&first_events, .5), quantile(&first_events, .99));
+  printf("{\"seconds\": %.3f, \"answered\": %ld, \"failed\": %ld, \"events\": %ld, \"latency_p50_us\": %.0f, "
+         "\"first_event_p50_us\": %.0f}\n",
+         seconds, answered, failed, events, quantile(&latencies, .5), quantile(&first_events, .5));
 }
 
 int main(int argc, char **argv) {
   int option, count = 1, once = 0;
   double seconds = 1;
-  while ((option = getopt(argc, argv, "p:c:t:s:k:l:1")) > 0) {
+  while ((option = getopt(argc, argv, "p:c:t:s:1")) > 0) {
     if (option == 'p') port = atoi(optarg);
     else if (option == 'c') count = atoi(optarg);
     else if (option == 't') seconds = atof(optarg);
     else if (option == 's') first_number = atol(optarg);
-    else if (option == 'k') snprintf(authorization, sizeof authorization, "authorization: Bearer %s\r\n", optarg);
-    else if (option == 'l') leave_percent = atoi(optarg);
     else if (option == '1') once = 1;
     else return 2;
   }
@@ -248,7 +224,7 @@ int main(int argc, char **argv) {
   int64_t start = now_ns(), end = start + (int64_t)(seconds * 1e9);
   for (int i = 0; i < count; i++) fire(&all[i]);
   static struct epoll_event happened[512];
-  while (now_ns() < end && !(once && answered + failed + left >= count)) {
+  while (now_ns() < end && !(once && answered + failed >= count)) {
     int n = epoll_wait(poller, happened, 512, 20);
     for (int i = 0; i < n; i++) {
       struct connection *c = happened[i].data.ptr;

@@ -25,7 +25,7 @@ struct connection {
 };
 
 enum { TAIL = 8 }; // as in benchmarks/wire_prompts.py
-enum { WORDS = 20000 }; // of the vocabulary, as in benchmarks/wire_text.py
+enum { WORDS = 20000 }; // of the vocabulary, as in benchmarks/wire_prompts.py
 
 static int poller;
 static struct connection *first, *last;

@@ -17,18 +17,16 @@ KVROUTER_VLLM_DEVICE=cuda the engines run on a CPU, with a model of 29M paramete
 `native`: to see that all of it works.
 """
 
-import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from tests.vllm.engines import ON_GPU
 from tests.vllm.services import start_store
 
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import parser_of, write_figures
 from benchmarks.offloading.parts import (
     Rows,
     at_once,
@@ -40,9 +38,18 @@ from benchmarks.offloading.parts import (
 )
 from benchmarks.offloading.rig import TOKEN_BYTES, WARM_TOKENS, Rig, Wrong
 
-PARTS = ("lengths", "at_once", "streams", "legs", "fleet")
 SIZES = (2048, 8192, 32000) if ON_GPU else (512, 2048)
 SIZE = 8192 if ON_GPU else 1024
+ROUNDS = 9 if ON_GPU else 3  # prompts of each length
+PROMPTS = 30 if ON_GPU else 6  # at once
+FLEET_S, FLEET_PER_S = (60.0, 8.0) if ON_GPU else (20.0, 0.5)
+PARTS: dict[str, Callable[[Rig], Rows]] = {
+    "lengths": lambda rig: lengths(rig, SIZES, ROUNDS),
+    "at_once": lambda rig: at_once(rig, SIZE, PROMPTS),
+    "streams": lambda rig: streams(rig, SIZE),
+    "legs": lambda rig: legs(rig, SIZE, ROUNDS),
+    "fleet": lambda rig: fleet(rig, FLEET_S, FLEET_PER_S),
+}
 
 
 def table(rows: Rows) -> str:
@@ -76,52 +83,36 @@ def ratios(figures: dict[str, Rows]) -> list[str]:
     return said
 
 
-def measure(rig: Rig, options: Any) -> dict[str, Rows]:
+def measure(rig: Rig, parts: Sequence[str]) -> dict[str, Rows]:
     """The rows of each part."""
-    works = {
-        "lengths": lambda: lengths(rig, options.sizes, options.rounds),
-        "at_once": lambda: at_once(rig, SIZE, options.prompts),
-        "streams": lambda: streams(rig, SIZE),
-        "legs": lambda: legs(rig, SIZE, options.rounds),
-        "fleet": lambda: fleet(rig, options.seconds, options.rate),
-    }
     figures = {}
-    for part in options.only:
+    for part in parts:
         print(f"== {part}", flush=True)
-        figures[part] = works[part]()
+        figures[part] = PARTS[part](rig)
     return figures
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print tables and ratios, and write all figures to --json."""
     parser = parser_of("benchmarks.offloading", __doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="that can import vllm")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="of lengths")
-    parser.add_argument("--rounds", type=int, default=9 if ON_GPU else 3, help="prompts per length")
-    parser.add_argument("--prompts", type=int, default=30 if ON_GPU else 6, help="of at_once")
-    parser.add_argument("--seconds", type=float, default=60.0 if ON_GPU else 20.0, help="of fleet")
-    parser.add_argument(
-        "--rate", type=float, default=8.0 if ON_GPU else 0.5, help="of fleet, per s"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    options = parser.parse_args(arguments)
-    lengths_tokens = options.rounds * sum(options.sizes)
-    most = max(options.prompts * SIZE, lengths_tokens, streamed_tokens(SIZE)) + 2 * WARM_TOKENS
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="parts")
+    options = parser.parse_args()
+    most = max(PROMPTS * SIZE, ROUNDS * sum(SIZES), streamed_tokens(SIZE)) + 2 * WARM_TOKENS
     host_bytes = most * TOKEN_BYTES * 6 // 5
     with tempfile.TemporaryDirectory(prefix="offloading-") as name, ExitStack() as stack:
         store = start_store(Path(name), memory=f"{host_bytes >> 20}MiB", flags=["--prefault"])
         stack.callback(store.stop)
         try:
-            figures = measure(Rig(options.vllm_python, Path(name), store, host_bytes), options)
+            rig = Rig(options.vllm_python, Path(name), store, host_bytes)
+            figures = measure(rig, options.only)
         except Wrong as wrong:
             print(wrong)
             return 1
     for part, rows in figures.items():
         print(f"\n{part}\n\n{table(rows)}")
     print("\n" + "\n".join(ratios(figures)))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(options.json, figures)
     return 0
 
 

@@ -133,13 +133,6 @@ def prompts(seed: int, count: int, tokens: int) -> list[list[int]]:
     return [[draw.randrange(10, 2000) for _ in range(tokens)] for _ in range(count)]
 
 
-@contextmanager
-def _noted(answer: Answer, into: list[Answer] | None) -> Iterator[Answer]:
-    if into is not None:
-        into.append(answer)
-    yield answer
-
-
 async def ask(
     http: aiohttp.ClientSession,
     address: str,
@@ -157,15 +150,17 @@ async def ask(
         "stream": True,
         "return_token_ids": True,
     }
-    with _noted(Answer(time.monotonic(), [], []), into) as answer:
-        async with http.post(f"http://{address}/v1/completions", json=body) as response:
-            if response.status != 200:
-                raise Wrong(f"{address}: {response.status} {(await response.text())[:500]}")
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    ids = [i for c in json.loads(line[6:])["choices"] for i in c["token_ids"] or ()]
-                    answer.tokens.extend(ids)
-                    answer.came_s.extend([time.monotonic()] * bool(ids))
+    answer = Answer(time.monotonic(), [], [])
+    if into is not None:
+        into.append(answer)
+    async with http.post(f"http://{address}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise Wrong(f"{address}: {response.status} {(await response.text())[:500]}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                ids = [i for c in json.loads(line[6:])["choices"] for i in c["token_ids"] or ()]
+                answer.tokens.extend(ids)
+                answer.came_s.extend([time.monotonic()] * bool(ids))
     return answer
 
 

@@ -9,54 +9,40 @@ client library offers it: keys, addresses and ranges are made before, the answer
 Prints GB/s of wall time, latency of calls, and CPU seconds per GB of clients and server together.
 """
 
-import argparse
 import sys
 import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from benchmarks.arguments import parser_of
-from benchmarks.peers_setup import NAMES
+from benchmarks.arguments import parser_of, write_figures
 from benchmarks.store.bars import judge
-from benchmarks.store.machine import facts, sentence
-from benchmarks.store.measure import Results, measure
+from benchmarks.store.measure import measure
 from benchmarks.store.plan import FULL, QUICK
-from benchmarks.store.report import read, write
-from benchmarks.store.table import lines, markdown
+from benchmarks.store.report import as_json, facts, lines, sentence
+from benchmarks.wire_rig import leave_in_order
 
 
 def main() -> int:
     """Exit status: 0 if the figures could be measured, else 2."""
     parser = parser_of("benchmarks.store", __doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute, fewer cells")
-    parser.add_argument("--without-peers", action="store_true", help="ours and the floors only")
-    parser.add_argument("--json", type=Path, help="write every figure and the bars there")
-    parser.add_argument("--read", type=Path, help="measure nothing: show what --json has written")
-    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     arguments = parser.parse_args()
+    leave_in_order()
+    begun_s = time.monotonic()
+    effort = QUICK if arguments.quick else FULL
     try:
-        results, machine = read(arguments.read) if arguments.read else _measured(arguments)
+        with tempfile.TemporaryDirectory(prefix="kvb-") as folder:
+            results = measure(effort, Path(folder))
     except RuntimeError as error:
         print(f"store: {error}", file=sys.stderr)
         return 2
-    for line in markdown(results) if arguments.markdown else lines(results, judge(results)):
-        print(line)
-    print(sentence(machine))
-    return 0
-
-
-def _measured(arguments: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
-    begun_s = time.monotonic()
-    effort = QUICK if arguments.quick else FULL
-    with tempfile.TemporaryDirectory(prefix="kvb-") as folder:
-        results = measure(effort, Path(folder), () if arguments.without_peers else NAMES)
     machine = facts(results.loops_ms)
-    if arguments.json:
-        seconds = round(time.monotonic() - begun_s, 1)
-        write(arguments.json, results, machine, seconds=seconds, effort=asdict(effort))
-    return results, machine
+    print(*lines(results, judge(results)), sentence(machine), sep="\n")
+    seconds = round(time.monotonic() - begun_s, 1)
+    told = as_json(results, machine) | {"seconds": seconds, "effort": asdict(effort)}
+    write_figures(arguments.json, told)
+    return 0
 
 
 if __name__ == "__main__":

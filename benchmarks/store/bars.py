@@ -1,14 +1,11 @@
 """The bars of the store benchmark. A missing figure misses its bar."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.store.figures import Cell, Key
 from benchmarks.store.measure import Results
 from benchmarks.store.plan import BATCHES, BOTH, FUSED, MATCHES, SHM, SIZES
-
-__all__ = ["Bar", "judge"]
 
 CPU_LIMIT, P10_LIMIT = 1.15, 1.25
 VIEW_LIMIT_US = 30.0
@@ -17,7 +14,7 @@ MATCHES_PER_S = 100_000.0
 OURS_TCP, RAW_TCP = "kvstore tcp", "raw C tcp+crc32c"
 UNVERIFIED_TCP = "kvstore tcp unverified"
 VIEW = "kvstore view"
-RIVALS = ("InfiniStore", "Mooncake", "Redis")
+RIVALS = ("Mooncake", "Redis")
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,6 @@ class Bar:
         if self.value is None:
             return False
         return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self) | {"met": self.met}
 
 
 def judge(results: Results) -> dict[str, Bar]:

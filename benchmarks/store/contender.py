@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Call", "Contender", "Memory", "Seat", "connect", "in_turn", "receive", "send"]
-
 BATCH_BLOCKS = 16
 Call: TypeAlias = Callable[[], object]
 
@@ -124,38 +122,6 @@ class Contender:
         """Delete the blocks of this client, and close the connection."""
 
 
-class TextClient(Contender):
-    """A client of a text protocol over a TCP connection of its own."""
-
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
-        self._link = connect(seat.server)
-
-    def _send(self, pieces: Sequence[bytes | memoryview], reply: bytes) -> None:
-        """Send a request. Raises RuntimeError for another answer than the given one."""
-        send(self._link, pieces)
-        self._expect(reply)
-
-    def _receive(
-        self,
-        asked: bytes,
-        pieces: Sequence[bytearray | memoryview],
-        got: list[bytearray],
-        texts: list[bytes],
-    ) -> None:
-        """Ask, and fill `pieces`. Raises RuntimeError if `got` of them are not `texts` then."""
-        self._link.sendall(asked)
-        receive(self._link, pieces)
-        if got != texts:
-            raise RuntimeError(f"not the reply to {asked[:40]!r} where all blocks are there")
-
-    def _expect(self, reply: bytes) -> None:
-        got = bytearray(len(reply))
-        receive(self._link, [got])
-        if got != reply:
-            raise RuntimeError(f"answered {bytes(got[:80])!r}")
-
-
 def in_turn(calls: Sequence[Call]) -> Call:
     """Several calls as one, for a store without batches; it returns all answers."""
     if len(calls) == 1:
@@ -169,34 +135,3 @@ def connect(server: dict[str, str]) -> socket.socket:
     link.settimeout(None)  # blocking system calls: one each, and no poll before
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return link
-
-
-def send(link: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
-    """Send all the pieces, gathered by the kernel."""
-    left = sum(len(piece) for piece in pieces)
-    sent = link.sendmsg(pieces)
-    while sent < left:
-        pieces, left = _rest(pieces, sent), left - sent
-        sent = link.sendmsg(pieces)
-
-
-def receive(link: socket.socket, pieces: Sequence[bytearray | memoryview]) -> None:
-    """Fill all the pieces, scattered by the kernel."""
-    left = sum(len(piece) for piece in pieces)
-    while True:
-        got = link.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
-        if got == left:
-            return
-        if got == 0:
-            raise ConnectionError("the server hung up")
-        pieces, left = [memoryview(piece) for piece in _rest(pieces, got)], left - got
-
-
-def _rest(pieces: Sequence[bytes | bytearray | memoryview], done: int) -> list[memoryview]:
-    """The pieces without their first `done` bytes."""
-    views = [memoryview(piece) for piece in pieces]
-    while views and done >= len(views[0]):
-        done -= len(views.pop(0))
-    if views:
-        views[0] = views[0][done:]
-    return views

@@ -16,8 +16,6 @@ from benchmarks.peers_setup import Found
 from benchmarks.store.nodes import ROOT, Node, variables
 from benchmarks.wire_rig import on_core
 
-__all__ = ["Client", "ClientFailed", "Crew", "Timed", "answers_of", "in_step", "timed"]
-
 ANSWER_DEADLINE_S = 60
 STOP_DEADLINE_S = 10
 HEAD_START_S = 0.002
@@ -91,11 +89,11 @@ class Client:
         with suppress(OSError):
             self._popen.stdin.close()
 
-    def end(self, deadline: float) -> None:
-        """Wait for its end until a time of the monotonic clock, then kill it."""
+    def end(self) -> None:
+        """Wait for its end; then kill it."""
         assert self._popen.stdout is not None
         try:
-            self._popen.wait(max(0.0, deadline - time.monotonic()))
+            self._popen.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
@@ -133,9 +131,8 @@ class Crew:
         leaving = [client for name in environments for client in self._clients.pop(name, [])]
         for client in leaving:
             client.leave()
-        deadline = time.monotonic() + STOP_DEADLINE_S
         for client in leaving:
-            client.end(deadline)
+            client.end()
 
 
 def in_step(clients: Sequence[Client], do: str, **arguments: Any) -> list[dict[str, Any]]:

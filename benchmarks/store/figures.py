@@ -6,8 +6,6 @@ from statistics import median
 
 from benchmarks.store.crew import Timed
 
-__all__ = ["Cell", "Key", "Rate", "cell", "percentile", "rate"]
-
 
 @dataclass(frozen=True, order=True)
 class Key:

@@ -10,8 +10,7 @@ from pathlib import Path
 from benchmarks.peers_setup import NAMES, Found, find
 from benchmarks.store.crew import Client, ClientFailed, Crew, Timed, answers_of, in_step, timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, rate
-from benchmarks.store.machine import Halves
-from benchmarks.store.nodes import Node, Servers
+from benchmarks.store.nodes import Halves, Node, Servers
 from benchmarks.store.plan import (
     BATCHES,
     MATCH_HASHES,
@@ -24,8 +23,6 @@ from benchmarks.store.plan import (
     Stage,
 )
 from benchmarks.wire_rig import loop_ms
-
-__all__ = ["Results", "measure"]
 
 MIX, MATCH = "mix", "match"
 MATCH_BLOCK_BYTES = 64 << 10
@@ -54,15 +51,13 @@ class ConnectedEntry:
     clients: list[Client]
 
 
-def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Results:
+def measure(effort: Effort, folder: Path) -> Results:
     """All figures. Raises RuntimeError if our store or a lower bound fails; leaves out peers."""
     halves = Halves.pick()
     results = Results(placed=str(halves))
     found: dict[str, Found] = {}
     for name in NAMES:
         try:
-            if name not in peers:
-                raise RuntimeError("not asked for")
             found[name] = find(name)
             results.versions[name] = found[name].version
         except RuntimeError as error:
@@ -121,7 +116,6 @@ class _Run:
         blocks = self._effort.blocks(MIX_STAGE)
         playing = self._open(MIXERS, MIX_STAGE.clients, MIX_STAGE.block_bytes, blocks)
         self._results.mixed += self._sustained(playing, MIX, self._effort.mix_s)
-        self._close(playing)
 
     def match(self) -> None:
         """Matches of the same prefix, with several numbers of clients."""
@@ -129,11 +123,9 @@ class _Run:
         for entry, counts in MATCHES:
             for count in counts:
                 playing += self._open([entry], count, MATCH_BLOCK_BYTES, MATCH_HASHES)
-        for one in list(playing):
-            if self._asked(one, "fill") is None:
-                playing.remove(one)
+        for one in playing:
+            in_step(one.clients, "fill", entry=one.key)
         self._results.matches += self._sustained(playing, MATCH, self._effort.match_s)
-        self._close(playing)
 
     def _open(
         self, entries: Iterable[Entry], count: int, block_bytes: int, blocks: int
@@ -195,32 +187,19 @@ class _Run:
         return taken
 
     def _sustained(self, playing: list[ConnectedEntry], op: str, seconds: float) -> list[Rate]:
+        """Timed slices, whose bytes are compared: of ours and of copies alone, no peer's."""
         runs: dict[tuple[str, int], list[Timed]] = defaultdict(list)
         for number in range(self._effort.rounds + 1):
             self._look()
-            for one in list(playing):
-                figures = self._asked(one, "sustain", op=op, seconds=seconds)
-                if figures is None:
-                    playing.remove(one)
-                elif number:  # the first one touches what is left to touch
-                    runs[one.entry.name, len(one.clients)].append(figures)
+            for one in playing:
+                clients, key = one.clients, one.key
+                in_step(clients, "fresh", entry=key, stamp=next(self._stamps))
+                figures = timed(clients, one.node, "sustain", entry=key, op=op, seconds=seconds)
+                in_step(clients, "check", entry=key)
+                if number:  # the first one touches what is left to touch
+                    runs[one.entry.name, len(clients)].append(figures)
+        self._close(playing)
         return [rate(name, clients, taken) for (name, clients), taken in runs.items()]
-
-    def _asked(self, one: ConnectedEntry, do: str, **arguments: object) -> Timed | None:
-        """One untimed fill, or one timed slice that is compared; None if the store is left out."""
-        if one.entry.server in self._results.skipped:
-            return None
-        try:
-            if do == "fill":
-                in_step(one.clients, do, entry=one.key)
-                return Timed(0, 0)
-            in_step(one.clients, "fresh", entry=one.key, stamp=next(self._stamps))
-            figures = timed(one.clients, one.node, do, entry=one.key, **arguments)
-            in_step(one.clients, "check", entry=one.key)
-        except ClientFailed as error:
-            self._leave_out(one.entry, error)
-            return None
-        return figures
 
     def _close(self, playing: Sequence[ConnectedEntry]) -> None:
         for one in playing:

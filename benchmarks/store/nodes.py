@@ -1,30 +1,53 @@
 """The servers of the store benchmark, one or two processes each on loopback."""
 
+import math
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
-from benchmarks.wire_rig import kvrouter, on_core
+from benchmarks.wire_rig import Process, kvrouter
 from kvrouter.tools.demo.cluster import free_port
-
-__all__ = ["ROOT", "Node", "Servers", "variables"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "benchmarks" / "native"
 CSRC = ROOT / "csrc"
 HOST = "127.0.0.1"
-START_DEADLINE_S = 60
-STOP_DEADLINE_S = 10
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The cores of the servers and those of the clients, equal for all stores.
+
+    Otherwise the kernel puts a client and its server on one core in one round and on two in the
+    next, and a call takes half as long on one.
+    """
+
+    servers: tuple[int, ...]
+    clients: tuple[int, ...]
+
+    @classmethod
+    def pick(cls) -> "Halves":
+        """Half of the cores for each; clients get the odd one. They share a single core."""
+        usable = sorted(os.sched_getaffinity(0))
+        half = math.ceil(len(usable) / 2)
+        return cls(servers=tuple(usable[half:] or usable), clients=tuple(usable[:half]))
+
+    def __str__(self) -> str:
+        return f"servers on {_cores(self.servers)}, clients on {_cores(self.clients)}"
+
+
+def _cores(cores: Sequence[int]) -> str:
+    return f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
 
 
 @dataclass(frozen=True)
@@ -68,13 +91,10 @@ class Servers:
                 "kvstore checked": partial(self._kvstore, "checked"),
                 "kvstore off": partial(self._kvstore, "off"),
                 "raw": self._raw,
-                "InfiniStore": self._infinistore,
                 "Mooncake": self._mooncake,
                 "Redis": self._redis,
-                "memcached": self._memcached,
             }
-            with on_core(*self._cores):
-                self._nodes[name] = starters[name]()
+            self._nodes[name] = starters[name]()
         return self._nodes[name]
 
     def _start(
@@ -85,8 +105,10 @@ class Servers:
         found: Found | None = None,
     ) -> tuple[int, str]:
         """Start a process; its id and its output when it is ready."""
-        log = self._folder / f"{name}.log"
-        return self._running.enter_context(_process(name, command, log, ready, variables(found)))
+        process = Process(name, command, self._cores, self._folder, **variables(found))
+        self._running.enter_context(process)
+        process.await_true(lambda: ready(process.output()))
+        return process.pid, process.output()
 
     def _kvstore(self, digests: str) -> Node:
         path = str(self._folder / f"kvstore-{digests}.sock")
@@ -112,21 +134,11 @@ class Servers:
             subprocess.run(built, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise RuntimeError(f"raw_pair.c cannot be compiled: {error}") from error
-        command = [sys.executable, "-m", "benchmarks.store.raw_node", str(library), str(path)]
+        command = [sys.executable, "-m", "benchmarks.store.contenders.raw", str(library), str(path)]
         command += [str(self._pool_bytes)]
         pid, output = self._start("raw", command, lambda out: "ready" in out)
         address = {"host": HOST, "port": output.split()[1], "path": str(path)}
         return Node(address | {"library": str(library)}, (pid,))
-
-    def _infinistore(self) -> Node:
-        found, port, manage = self._found["InfiniStore"], free_port(), free_port()
-        gib = -(-self._pool_bytes // (1 << 30))
-        command = [str(found.program), "-m", "benchmarks.store.infinistore_node"]
-        command += ["--service-port", str(port), "--manage-port", str(manage)]
-        command += ["--prealloc-size", str(gib), "--log-level", "error"]
-        ready = lambda _: _listens(port) and _listens(manage)  # noqa: E731
-        pid, _ = self._start("InfiniStore", command, ready, found)
-        return Node({"host": HOST, "port": str(port)}, (pid,))
 
     def _mooncake(self) -> Node:
         found, master, meta, metrics = (
@@ -141,7 +153,14 @@ class Servers:
         ready = lambda _: _listens(master) and _listens(meta)  # noqa: E731
         master_pid, _ = self._start("Mooncake master", command, ready, found)
         url, where = f"http://{HOST}:{meta}/metadata", f"{HOST}:{master}"
-        command = [str(found.program), "-m", "benchmarks.store.mooncake_node", HOST, url, where]
+        command = [
+            str(found.program),
+            "-m",
+            "benchmarks.store.contenders.mooncake",
+            HOST,
+            url,
+            where,
+        ]
         command += [str(2 * self._pool_bytes)]  # it evicts before its segment is full
         pid, _ = self._start("Mooncake", command, lambda out: "ready 0" in out, found)
         return Node({"host": HOST, "metadata": url, "master": where}, (master_pid, pid))
@@ -153,57 +172,12 @@ class Servers:
         pid, _ = self._start("Redis", command, lambda _: _listens(port))
         return Node({"host": HOST, "port": str(port)}, (pid,))
 
-    def _memcached(self) -> Node:
-        port = free_port()
-        command = [str(self._found["memcached"].program), "-l", HOST, "-p", str(port), "-U", "0"]
-        command += ["-m", str(2 * self._pool_bytes // MIB), "-I", "8m"]
-        if os.geteuid() == 0:
-            command += ["-u", "nobody"]  # it refuses to run as root
-        pid, _ = self._start("memcached", command, lambda _: _listens(port))
-        return Node({"host": HOST, "port": str(port)}, (pid,))
-
 
 def variables(found: Found | None) -> dict[str, str]:
     """Environment variables: a process finds this package, and a peer stays on loopback."""
     preload = ":".join(map(str, found.preload)) if found else ""
     near = {"LD_PRELOAD": preload, "MC_TCP_BIND_ADDRESS": HOST} if preload else {}
     return {"PYTHONPATH": str(ROOT)} | near
-
-
-@contextmanager
-def _process(
-    name: str,
-    command: list[str],
-    log: Path,
-    ready: Callable[[str], bool],
-    environment: dict[str, str],
-) -> Iterator[tuple[int, str]]:
-    with log.open("wb") as out:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            env=os.environ | environment,
-        )
-    try:
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not ready(output := log.read_text(errors="replace")):
-            if popen.poll() is not None or time.monotonic() > deadline:
-                output = log.read_text(errors="replace")  # it may have ended since it was read
-                last = (output.strip().splitlines() or ["no output"])[-1]
-                raise RuntimeError(f"{name} did not start: {last}")
-            time.sleep(0.05)
-        yield popen.pid, output
-    finally:
-        assert popen.stdin is not None
-        popen.stdin.close()
-        popen.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            popen.wait(STOP_DEADLINE_S)
-        if popen.returncode is None:
-            popen.kill()
-            popen.wait()
 
 
 def _listens(port: int) -> bool:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["CLIENTS", "MATCHES", "MIXERS", "RANGED", "SIZES", "Effort", "Entry", "Stage"]
-
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "1MiB": MIB, "4MiB": 4 * MIB}
 BATCHES = (1, 16)
@@ -29,7 +27,7 @@ class Entry:
     @property
     def is_peer(self) -> bool:
         """Whether the run can do without it."""
-        return self.server in {"InfiniStore", "Mooncake", "Redis", "memcached"}
+        return self.server in {"Mooncake", "Redis"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Effort:
     stages: tuple[Stage, ...]
     mix_s: float
     match_s: float
-    least_pool_bytes: int = 1024 * MIB  # InfiniStore takes whole GiB
+    least_pool_bytes: int = 1024 * MIB
 
     def blocks(self, stage: Stage) -> int:
         """Blocks of each client: at least one batch of the largest."""
@@ -108,12 +106,6 @@ def _ours(transport: str, digests: str, made: str = "Kvstore", name: str = "") -
 
 MEMCPY, FUSED = _copy("memcpy", "none"), _copy("memcpy+crc32c", "crc32c")
 SHM = _ours("shm", "checked")
-INFINISTORE = Entry(
-    "InfiniStore",
-    f"{_HERE}.infinistore:InfiniStore",
-    server="InfiniStore",
-    environment="InfiniStore",
-)
 MOONCAKE = Entry(
     "Mooncake", f"{_HERE}.mooncake:Mooncake", server="Mooncake", environment="Mooncake"
 )
@@ -126,10 +118,8 @@ RANGED = (
     *(_raw(transport, digest) for transport in ("unix", "tcp") for digest in ("none", "crc32c")),
     *(_ours(kind, digests) for kind in ("shm", "unix", "tcp") for digests in DIGESTS),
     *(_ours("shm", digests, "View", "view") for digests in DIGESTS),
-    INFINISTORE,
     MOONCAKE,
     REDIS,
-    Entry("memcached", f"{_HERE}.memcached:Memcached", server="memcached"),
 )
 MIXERS = (FUSED, SHM)
 
@@ -140,13 +130,8 @@ def _match(name: str, made: str, window: int) -> Entry:
 
 
 # What is asked, and by how many clients each. The bar judges the pipelined frames: what the node
-# sustains; a blocking client waits for a round trip each time, an asyncio one is busy with itself.
+# sustains; a blocking client waits for a round trip each time.
 MATCHES = (
     (_match("kvstore frames pipelined", "Pipelined", 32), (1, 2)),
-    (_match("kvstore asyncio x 64", "Concurrent", 64), (1, 2)),
     (_match("kvstore blocking", "Kvstore", 1), CLIENTS),
-    (INFINISTORE, CLIENTS),
-    (MOONCAKE, CLIENTS),
-    (Entry("Redis EXISTS pipelined", REDIS.maker, {"window": "32"}, "Redis"), (1, 2)),
-    (Entry("Redis EXISTS", REDIS.maker, {"window": "1"}, "Redis"), CLIENTS),
 )

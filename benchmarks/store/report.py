@@ -1,54 +1,102 @@
-"""The figures of the store benchmark as JSON, and back."""
+"""The figures of the store benchmark as text and as JSON."""
 
-import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.store.bars import judge
+from benchmarks.store.bars import Bar, judge
 from benchmarks.store.figures import Cell, Key, Rate
 from benchmarks.store.measure import Results
+from benchmarks.store.plan import BOTH, RANGED, SIZES
+from kvrouter_store._core import crc32c_backend
 
-__all__ = ["read", "write"]
-
-KEY_FIELDS = ("size", "op", "batch", "clients")
-
-
-def write(path: Path, results: Results, machine: dict[str, Any], **how: object) -> None:
-    """Write all measurements, and every bar as {value, limit, met}."""
-    report = how | {
-        "machine": machine,
-        "placed": results.placed,
-        "versions": results.versions,
-        "skipped": results.skipped,
-        "cells": [_flat(cell) for cell in results.cells],
-        "mixed": [asdict(rate) for rate in results.mixed],
-        "matches": [asdict(rate) for rate in results.matches],
-        "bars": {name: bar.as_json() for name, bar in judge(results).items()},
-    }
-    path.write_text(json.dumps(report, indent=2) + "\n")
+ROW = "{:<26}{:>8}{:>11}{:>11}{:>11}{:>10}"
+ORDER = {entry.name: number for number, entry in enumerate(RANGED)}
+VIEWS = "kvstore view"
+UNVERIFIED = (
+    "Verified: the client digests what it puts, the node checks that as it comes, the client "
+    "checks what it gets. Unverified: the node has digests off. Other stores have none: the bars "
+    "ahead_of_* compare them with the unverified rows, like with like, and ahead_of_*_verified "
+    "with the verified ones."
+)
 
 
-def read(path: Path) -> tuple[Results, dict[str, Any]]:
-    """The results and the machine of a file that `write` wrote."""
-    report = json.loads(path.read_text())
-    results = Results(
-        cells=[_cell(flat) for flat in report["cells"]],
-        mixed=[Rate(**rate) for rate in report["mixed"]],
-        matches=[Rate(**rate) for rate in report["matches"]],
-        skipped=report["skipped"],
-        versions=report["versions"],
-        placed=report["placed"],
+def as_json(results: Results, machine: dict[str, Any]) -> dict[str, Any]:
+    """All measurements, and every bar as {value, limit, met}."""
+    report: dict[str, Any] = {"machine": machine} | asdict(results)
+    report["cells"] = [cell.pop("key") | cell for cell in report["cells"]]
+    report["bars"] = {n: asdict(b) | {"met": b.met} for n, b in judge(results).items()}
+    return report
+
+
+def lines(results: Results, bars: dict[str, Bar]) -> Iterator[str]:
+    """The machine, all cells, the rates, the missing stores, and the bars."""
+    yield f"{results.placed}:"
+    yield ROW.format("", "GB/s", "p10 us", "p50 us", "p99 us", "CPU s/GB")
+    for key in _keys(results.cells):
+        yield f"-- {key}"
+        cells = [cell for cell in results.cells if cell.key == key]
+        yield from map(_row, sorted(cells, key=lambda cell: ORDER[cell.contender]))
+    yield "-- mixed put and get of 1 MiB, batches of 16, sustained"
+    for rate in results.mixed:
+        gb_per_s = rate.per_s * SIZES["1MiB"] / 1e9
+        yield f"{rate.contender:<26}{gb_per_s:>8.2f} GB/s, {_clients(rate)}"
+    yield "-- match of 64 keys"
+    for rate in results.matches:
+        yield f"{rate.contender:<26}{rate.per_s:>8.0f} per s, {_clients(rate)}, " + (
+            f"{rate.cpu_us:.1f} us of CPU"
+        )
+    yield UNVERIFIED
+    for name, why in results.skipped.items():
+        yield f"{name} was left out: {why}"
+    for name, bar in bars.items():
+        value = "not measured" if bar.value is None else f"{bar.value:,.2f}"
+        limit = f"{'at least' if bar.at_least else 'at most'} {bar.limit:,.2f}"
+        yield f"{'met   ' if bar.met else 'MISSED'} {name}: {value}, {limit}"
+        yield from (f"    {lost}" for lost in bar.lost)
+
+
+def _row(cell: Cell) -> str:
+    moved = "-" if cell.contender.startswith(VIEWS) else f"{cell.gb_per_s:.2f}"
+    latencies = (f"{us:.1f}" for us in (cell.p10_us, cell.p50_us, cell.p99_us))
+    return ROW.format(cell.contender, moved, *latencies, f"{cell.cpu_s_per_gb:.3f}")
+
+
+def _keys(cells: Sequence[Cell]) -> list[Key]:
+    sizes = list(SIZES)
+    return sorted(
+        {cell.key for cell in cells},
+        key=lambda key: (key.clients, sizes.index(key.size), BOTH.index(key.op), key.batch),
     )
-    return results, report["machine"]
 
 
-def _flat(cell: Cell) -> dict[str, Any]:
-    figures = asdict(cell)
-    key: dict[str, Any] = figures.pop("key")
-    return key | figures
+def _clients(rate: Rate) -> str:
+    return f"{rate.clients} client" + "s" * (rate.clients > 1)
 
 
-def _cell(flat: dict[str, Any]) -> Cell:
-    key = Key(**{name: flat.pop(name) for name in KEY_FIELDS})
-    return Cell(key, **flat)
+def facts(loops_ms: Sequence[float]) -> dict[str, Any]:
+    """The machine, and the time of a fixed loop on it during the measurement."""
+    cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "crc32c": crc32c_backend(),
+        "loop_ms": [round(ms, 2) for ms in (min(loops_ms), median(loops_ms), max(loops_ms))],
+    }
+
+
+def sentence(machine: dict[str, Any]) -> str:
+    """The facts in a sentence or two."""
+    least, middle, most = machine["loop_ms"]
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, CRC32C by "
+        f"{machine['crc32c']}. A fixed loop took {least:.0f} to {most:.0f} ms, median {middle:.0f}:"
+        " where they differ, others used the machine."
+    )

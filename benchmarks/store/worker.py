@@ -13,14 +13,9 @@ import sys
 import time
 import traceback
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.store.contender import BATCH_BLOCKS, Contender, Memory, Seat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Worker", "main"]
 
 STAMP_BYTES = 16
 
@@ -39,26 +34,14 @@ class Worker:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Run a command; its answer, or {"error": why}."""
-        actions: dict[str, Callable[..., dict[str, Any]]] = {
-            "open": self.open,
-            "warm": self.warm,
-            "fresh": self.fresh,
-            "fill": self.fill,
-            "run": self.run,
-            "sustain": self.sustain,
-            "check": self.check,
-            "forget": self.forget,
-            "close": self.close,
-        }
         try:
-            return actions[command.pop("do")](**command)
+            found: dict[str, Any] = getattr(self, command.pop("do"))(**command) or {}
+            return found
         except Exception as error:  # whatever a client library raises is its answer
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
-    def open(
-        self, entry: str, maker: str, memory_bytes: int, seat: dict[str, Any]
-    ) -> dict[str, Any]:
+    def open(self, entry: str, maker: str, memory_bytes: int, seat: dict[str, Any]) -> None:
         """Make a contender: `maker` is MODULE:CLASS. The memory is made with the first one."""
         if memory_bytes > self._memory_bytes:
             self._memory = Memory(memory_bytes), Memory(memory_bytes)
@@ -68,14 +51,12 @@ class Worker:
         module, _, name = maker.partition(":")
         made = getattr(importlib.import_module(module), name)
         self._contenders[entry] = made(Seat(source=source, landing=landing, **seat))
-        return {}
 
-    def warm(self, entry: str) -> dict[str, Any]:
+    def warm(self, entry: str) -> None:
         """Let a contender touch its memory."""
         self._contenders[entry].warm()
-        return {}
 
-    def fresh(self, entry: str, stamp: int) -> dict[str, Any]:
+    def fresh(self, entry: str, stamp: int) -> None:
         """Change the bytes of every block, and clear the landing memory."""
         seat = self._contenders[entry].seat
         size = seat.block_bytes
@@ -86,15 +67,13 @@ class Worker:
             sent[:STAMP_BYTES] = sent[size - STAMP_BYTES :] = text
         self._libc.memset(seat.landing.address, 0, size * seat.blocks)
         self._landed.clear()
-        return {}
 
-    def fill(self, entry: str) -> dict[str, Any]:
+    def fill(self, entry: str) -> None:
         """Put every block, without timing."""
         contender = self._contenders[entry]
         blocks = contender.seat.blocks
         for first in range(0, blocks, BATCH_BLOCKS):
             contender.put(first, min(BATCH_BLOCKS, blocks - first))
-        return {}
 
     def run(self, entry: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
         """Move every block once, `batch` of them in a call; the time of each call.
@@ -156,15 +135,13 @@ class Worker:
             compared += seat.block_bytes
         return {"compared": compared}
 
-    def forget(self, entry: str) -> dict[str, Any]:
+    def forget(self, entry: str) -> None:
         """Delete the client's blocks in the store."""
         self._contenders[entry].forget()
-        return {}
 
-    def close(self, entry: str) -> dict[str, Any]:
+    def close(self, entry: str) -> None:
         """Close a contender."""
         self._contenders.pop(entry).close()
-        return {}
 
 
 def _difference(seat: Seat, block: int) -> str:

@@ -1,6 +1,16 @@
 """The figures and bars of `benchmarks.connectors`; its engines run by hand."""
 
-from benchmarks.connectors.judge import BARS, OURS, bar_lines, figures, table, verdict
+import pytest
+from benchmarks.connectors.judge import (
+    BARS,
+    OURS,
+    Ratio,
+    bar_lines,
+    figures,
+    ratio,
+    table,
+    verdict,
+)
 from benchmarks.connectors.measure import Plan, Record
 from benchmarks.connectors.peers import LMCACHE, MOONCAKE
 from benchmarks.connectors.rig import Answer
@@ -10,6 +20,17 @@ HIT = BARS[0]  # at most what LMCache takes
 
 def hits_of(ours: list[float], theirs: list[float]) -> dict[str, dict[str, list[float]]]:
     return {"hit": {OURS: ours, LMCACHE: theirs}}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "low", "high"),
+    [(3, 1.0, 3.0), (9, 2.0, 8.0), (11, 3.0, 9.0)],
+)
+def test_the_interval_holds_the_median_with_nine_chances_in_ten(
+    pairs: int, low: float, high: float
+) -> None:
+    found = ratio([2.0] * pairs, [2.0 * k for k in range(pairs, 0, -1)])
+    assert found == Ratio((pairs + 1) / 2, low, high)
 
 
 def test_ratios_are_of_pairs() -> None:

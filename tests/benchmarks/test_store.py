@@ -14,12 +14,10 @@ from benchmarks.store.bars import Bar, judge
 from benchmarks.store.contender import Call, Contender
 from benchmarks.store.crew import Crew, Timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
-from benchmarks.store.machine import Halves
 from benchmarks.store.measure import Results, measure
-from benchmarks.store.nodes import Servers
+from benchmarks.store.nodes import Halves, Servers
 from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort, Entry, Stage
-from benchmarks.store.report import read, write
-from benchmarks.store.table import lines, markdown
+from benchmarks.store.report import as_json, lines
 from benchmarks.store.worker import Worker
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
@@ -93,23 +91,16 @@ def test_the_table_names_missing_stores_and_missed_bars() -> None:
     text = "\n".join(lines(results, judge(results)))
     assert "Redis was left out: no program redis-server" in text
     assert "MISSED ahead_of_redis: not measured" in text
-    assert "| memcpy | 1 us, 1.00 |" in "\n".join(markdown(results))
 
 
-def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    path = tmp_path / "store.json"
-    results = Results(
-        cells=[figures("memcpy+crc32c"), figures("kvstore shm", cpu=1.2)],
-        mixed=[Rate("kvstore shm", 2, 4000, 1.0, 5)],
-        matches=[Rate("kvstore blocking", 4, 1000, 1.0, 5)],
-        skipped={"Redis": "no program"},
-        versions={"Mooncake": "1"},
-        placed="servers on core 1, clients on core 0",
-    )
-    write(path, results, {"cores": 2}, seconds=1.5)
-    assert read(path) == (results, {"cores": 2})
-    written = json.loads(path.read_text())
-    assert written["seconds"] == 1.5
+def test_figures_are_told_with_their_bars() -> None:
+    cells = [figures("memcpy+crc32c"), figures("kvstore shm", cpu=1.2)]
+    results = Results(cells=cells, skipped={"Redis": "no program"}, versions={"Mooncake": "1"})
+    written = json.loads(json.dumps(as_json(results, {"cores": 2})))
+    assert written["machine"] == {"cores": 2}
+    assert (written["skipped"], written["versions"]) == (results.skipped, results.versions)
+    found = {key: written["cells"][1][key] for key in ("contender", "size", "op", "cpu_s_per_gb")}
+    assert found == {"contender": "kvstore shm", "size": "1MiB", "op": "put", "cpu_s_per_gb": 1.2}
     bar = written["bars"]["shm_1mib_put_x1_cpu"]
     assert (bar["value"], bar["limit"], bar["met"]) == (1.2, 1.15, False)
 

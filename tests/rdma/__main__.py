@@ -1,5 +1,4 @@
-"""`make rdma`: the tests that need an RDMA device, in two emulated machines; then what a block
-costs in Python, on the host.
+"""`make rdma`: the tests that need an RDMA device, in two emulated machines.
 
 `python -m tests.rdma NAME...` runs some of RUNS alone. Exit status 0 only if all passed; 97 where
 no machine can be made here.
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.rdma.machine import NO_MACHINE, Job, end_on_sigterm, run_machines
-from tests.rdma.machine_image import NoMachine, image, say
+from tests.rdma.machine_image import NoMachine, say
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BESIDE_HOST = "10.77.0.2"
@@ -81,20 +80,10 @@ def main() -> int:
     names = sys.argv[1:]
     try:
         statuses = [run_tests(RUNS[name]) for name in names or RUNS]
-        if not names:
-            statuses.append(run_benchmark())
         return next(filter(None, statuses), 0)
     except NoMachine as problem:
         say(str(problem))
         return NO_MACHINE
-
-
-def run_benchmark() -> int:
-    """The cost of posting, with the machine's pyverbs on the host's Python: it needs no device."""
-    made = image()
-    paths = {"PYTHONPATH": str(made.python_path), "LD_LIBRARY_PATH": str(made.libraries)}
-    command = [sys.executable, "-m", "benchmarks.rdma_post"]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **paths}, check=False).returncode
 
 
 def run_tests(run: Run) -> int:

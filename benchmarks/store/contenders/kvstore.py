@@ -1,6 +1,5 @@
 """The store itself, with its public clients: blocking calls, leased views, and match."""
 
-import asyncio
 import os
 import socket
 from functools import partial
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Seat
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, MatchReply, RegisterReply, Segments
-from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.manifest_ids import encode_register
 from kvrouter_store.client.results import PutResult
@@ -128,38 +126,6 @@ class View(Kvstore):
         if not lease.release():
             raise RuntimeError("the lease was lost")
         return lease.blocks
-
-
-class Concurrent(Kvstore):
-    """`match` with the asyncio client, `window` calls in flight."""
-
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
-        self._window = int(seat.options["window"])
-        self._runner = asyncio.Runner()
-        address = f"kv://{seat.server['host']}:{seat.server['port']}"
-        self._runner.run(self._connect(address))
-
-    def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """The unit is a match of all hashes."""
-        self._runner.run(self._matches())
-        return self._window, range(0)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._runner.run(self._asking.close())
-        self._runner.close()
-        super().close()
-
-    async def _connect(self, address: str) -> None:
-        self._asking = AsyncStoreClient(address, deadline_s=DEADLINE_S)
-        self._asking.start()
-        await self._asking.wait_connected(DEADLINE_S)
-
-    async def _matches(self) -> None:
-        asked = (self._asking.match(self.manifest, self.hashes) for _ in range(self._window))
-        if {match.blocks for match in await asyncio.gather(*asked)} != {self.seat.blocks}:
-            raise RuntimeError("not all blocks match")
 
 
 class Pipelined(Kvstore):

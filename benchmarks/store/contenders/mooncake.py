@@ -1,15 +1,17 @@
 """Mooncake's store over TCP, with its own client, in its own environment.
 
 Buffers are registered, calls of many blocks are its batch calls, nothing is copied in Python.
+
+Its storage node: `python -m benchmarks.store.contenders.mooncake HOST METADATA_URL MASTER
+SEGMENT_BYTES` holds a segment until standard input ends. Prints "ready 0" when it is mounted.
 """
 
+import sys
 from functools import partial
 
 from mooncake.store import MooncakeDistributedStore
 
 from benchmarks.store.contender import Call, Contender, Seat
-
-__all__ = ["Mooncake"]
 
 LOCAL_BUFFER_BYTES = 64 << 20
 
@@ -50,14 +52,6 @@ class Mooncake(Contender):
         done = 0 if op == "put" else self.seat.block_bytes
         return done if blocks == 1 else [done] * blocks
 
-    def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """`match`: which of the keys exist."""
-        if op != "match":
-            return super().repeat(op, turn)
-        if any(there != 1 for there in self._store.batch_is_exist(self._names)):
-            raise RuntimeError("not all keys are there")
-        return 1, range(0)
-
     def forget(self) -> None:
         """Delete the blocks: a put of an existing key does nothing."""
         self._store.batch_remove(self._names, True)
@@ -74,3 +68,21 @@ class Mooncake(Contender):
         size = self.seat.block_bytes
         at = [base + block * size for block in range(first, first + blocks)]
         return self._names[first : first + blocks], at, [size] * blocks
+
+
+def main() -> int:
+    """Exit status 1 if the node cannot be set up."""
+    host, metadata, master, segment = sys.argv[1:]
+    store = MooncakeDistributedStore()
+    failed = store.setup(host, metadata, int(segment), LOCAL_BUFFER_BYTES, "tcp", "", master)
+    if failed:
+        print("setup failed:", failed, file=sys.stderr)
+        return 1
+    print("ready 0", flush=True)
+    sys.stdin.read()
+    store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 What a request leaves to be done is the same each time. At the end of each request its code would
 have to be fetched again, because the kernel and other requests have filled the processor's caches;
-for several in a row it is there already (benchmarks/overhead.py).
+for several in a row it is there already.
 """
 
 from __future__ import annotations

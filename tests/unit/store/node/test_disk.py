@@ -35,7 +35,7 @@ async def test_an_announced_prefix_is_in_memory_before_it_is_read(start_over_dis
 def test_what_memory_let_go_is_read_back_equal(
     start_over_disk: Start, transport: TransportName
 ) -> None:
-    node = start_over_disk()
+    node = start_over_disk("--disk-read-timeout", "15")  # none is late, however busy the host is
     chains = node.fill(10)  # 160 blocks; the memory has 64
     assert node.stat("blocks") <= POOL_BLOCKS
     with StoreClient(node.url, transport=transport) as client:

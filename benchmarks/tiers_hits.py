@@ -1,17 +1,13 @@
 """When KV has landed, and what a hit costs: from the local node, a neighbour and each tier.
 
-    python -m benchmarks.hits [--quick] [--json FILE] [--tiers NAME...]
-
 Landing: from the last put of a chain until the router's client knows that all of it is there. It
 waits at the node of the prefill engine, over the node's socket, or over TCP as with a neighbour;
 for a tier it asks another node, which has no block, again and again. Load: an engine's client gets
 blocks of 1 MiB by shared memory, from the neighbour over TCP; the node over a tier is empty before.
-CPU: of the load of 256 blocks, without the servers of the tier. Medians; all processes are on this
-machine. `python -m benchmarks.tiers --help` tells what Mooncake needs.
+CPU: of the load of 256 blocks, without the servers of the tier. Medians.
 """
 
 import asyncio
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,13 +16,16 @@ from statistics import median
 
 from tests.fakes.store import Memory
 
-from benchmarks.tiers_bench import Bench
 from benchmarks.tiers_rig import MIB, Blocks, Node, read, serving, write
 from benchmarks.wire_rig import cpu_s
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 COUNTS = (1, 16, 256)
 LOCAL, NEIGHBOUR = "the local node", "a neighbour"
+HEADS = (
+    *("Blocks from", "landing", *(f"load of {n}" for n in COUNTS)),
+    *("CPU of client per GiB", "CPU of node per GiB"),
+)
 PATIENCE_S = 30.0
 
 
@@ -104,7 +103,7 @@ def measure(source: Source, near: Node, far: Node, rounds: int) -> None:
     source.landing_ms += [asyncio.run(landing_ms(few, near, far)) for _ in range(4 * rounds)]
 
 
-def measured(name: str, folder: Path, rounds: int) -> Source:
+def source_of(name: str, folder: Path, rounds: int) -> Source:
     """The figures of a source."""
     source, memory = Source(name), 2 * COUNTS[-1] * MIB
     with ExitStack() as stack:
@@ -118,17 +117,3 @@ def measured(name: str, folder: Path, rounds: int) -> Source:
             far = stack.enter_context(Node(folder / "far", memory, url))
             measure(source, near, far, rounds)
     return source
-
-
-def main() -> int:
-    """Print a table in Markdown."""
-    loads = (f"load of {n}" for n in COUNTS)
-    cpu = "CPU of client per GiB", "CPU of node per GiB"
-    bench = Bench("benchmarks.hits", __doc__, ("Blocks from", "landing", *loads, *cpu))
-    rounds = 2 if bench.quick else 5
-    names = (LOCAL, NEIGHBOUR, *bench.tiers)
-    return bench.run(names, lambda name, folder: iter([measured(name, folder, rounds)]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
