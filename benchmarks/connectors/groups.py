@@ -122,7 +122,7 @@ def _routed(rig: Rig, setup: Setup) -> Setup:
     setup.resume()
     rig.stack.callback(setup.resume)  # or they would not end when asked
     # One patient health check at the start: engines that are stopped do not answer others.
-    flags = ["--prefill-threshold", "0", "--health-interval-s", "3600", "--health-timeout-s", "50"]
+    flags = ["--prefill-threshold", "0", "--health-interval", "3600", "--health-timeout", "50"]
     store_url = setup.store.url if setup.store else None
     router = start_router(rig.folder, [prefill.url], [decode.url], store_url, flags)
     rig.stack.callback(router.stop)

@@ -81,8 +81,8 @@ class Cluster:
             "router",
             *("serve", "--port", "0", "--admin", "--store", self.store_link.url),
             *("--prefill", *named["prefill"], "--decode", *named["decode"]),
-            *("--request-timeout", str(REQUEST_TIMEOUT_S), "--health-interval-s", "0.5"),
-            *("--health-timeout-s", "1", "--log-level", "warning", "--resume-streams"),
+            *("--request-timeout", str(REQUEST_TIMEOUT_S), "--health-interval", "0.5"),
+            *("--health-timeout", "1", "--log-level", "warning", "--resume-streams"),
         )
         for name in ROLES:
             await self.joined(name)

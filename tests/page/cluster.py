@@ -76,9 +76,9 @@ async def cluster(
             *("serve", "--port", "0", "--store", store.urls["kv"], "--kv-events-bind", events),
             *("--prefill", *labelled[:prefill]),
             *("--decode", *labelled[prefill:]),
-            *("--control-port", str(page_port), "--health-interval-s", "0.5"),
+            *("--control-port", str(page_port), "--health-interval", "0.5"),
             *(
-                "--health-timeout-s",
+                "--health-timeout",
                 "2",
                 "--max-concurrent-requests",
                 "48",

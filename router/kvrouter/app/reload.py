@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.access.setup import AccessKeys
 from kvrouter.app.core import limits_of
 from kvrouter.options.complaints import UsageError
+from kvrouter.options.option import flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,13 +114,13 @@ class LiveSettings:
         ]
         for name in changed:
             if name in RELOADED and not self._stays(name):
-                log.info("%s is now %s", _flag(name), getattr(after, name))
+                log.info("%s is now %s", flag_of(name), getattr(after, name))
         later = [name for name in changed if name not in RELOADED or self._stays(name)]
         if later:
-            flags = ", ".join(map(_flag, later))
+            flags = ", ".join(map(flag_of, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)
         if self.events is not None:
-            self.events.reloaded([_flag(name) for name in changed])
+            self.events.reloaded([flag_of(name) for name in changed])
 
     def _stays(self, name: str) -> bool:
         """Whether it is `store`, and the router began without a store or is to have none."""
@@ -194,7 +195,3 @@ class Reload:
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
         settings = self.reread()
         return settings, AccessKeys.read(settings)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ class FlagParser(argparse.ArgumentParser):
             usage=f"{prog} {usage}",
             description=description,
             epilog=_epilog(settings),
-            formatter_class=_Help,
+            formatter_class=partial(_Help, {each.name: each.shown for each in settings}),
             allow_abbrev=False,
             exit_on_error=False,
             add_help=False,
@@ -113,7 +114,14 @@ def _is_flag(word: str) -> bool:
 
 
 class _Help(argparse.HelpFormatter):
-    """Names the value of a flag once, and breaks no line within a word such as `at-once`."""
+    """Names the value of a flag once, and breaks no line within a word such as `at-once`.
+
+    `shown` has the spellings of each setting's flag that it names, by the setting's name.
+    """
+
+    def __init__(self, shown: Mapping[str, Sequence[str]], prog: str) -> None:
+        super().__init__(prog)
+        self._flags = shown
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return wrap(text, width, break_on_hyphens=False)
@@ -121,7 +129,8 @@ class _Help(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
-        return f"{', '.join(action.option_strings)} {self._format_args(action, '')}"
+        flags = self._flags.get(action.dest, action.option_strings)
+        return f"{', '.join(flags)} {self._format_args(action, '')}"
 
 
 def _epilog(settings: Sequence[Option]) -> str:

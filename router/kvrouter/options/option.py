@@ -5,7 +5,7 @@ A field `some_name` is the flag `--some-name`, the variable `PREFIX_SOME_NAME` (
 
 - `section`: the heading under which help lists it and the fields after it;
 - `metavar`: what help calls its value, unless its name or type says that;
-- `flags`: more spellings of the flag (a time `some_s` is `--some` too);
+- `flags`: more spellings of the flag (a time `some_s` is `--some`, and `--some-s`);
 - `positional`: it may also be given without its flag.
 """
 
@@ -76,6 +76,11 @@ class Option:
     positional: bool = False
     secret: bool = False
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The spellings that help and pages name: of a time the preferred one alone."""
+        return self.flags[:1] if self.name.endswith("_s") else self.flags
+
 
 def options(model: type[BaseModel]) -> Iterator[Option]:
     """Every setting of `model`: its own in their order, then those of the groups it inherits."""
@@ -105,11 +110,14 @@ def env_prefix(model: type[BaseModel]) -> str:
     return str(model.model_config.get("env_prefix", ""))
 
 
+def flag_of(name: str) -> str:
+    """The flag of a field, as help and messages spell it: that of a time without its unit."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
 def _spellings(name: str) -> Iterator[str]:
-    """The flags of a field; that of a time may leave out its unit."""
+    yield flag_of(name)
     yield "--" + name.replace("_", "-")
-    if name.endswith("_s"):
-        yield "--" + name.removesuffix("_s").replace("_", "-")
 
 
 def _names(model: type[BaseModel]) -> Iterator[str]:

@@ -91,8 +91,8 @@ class Fleet:
             "router",
             *("serve", "--port", "0", "--store", *map(node_url, self.hosts)),
             *(word for role in ENGINE_PORTS for word in (f"--{role}", *self._addresses(role))),
-            *("--request-timeout", str(REQUEST_TIMEOUT_S), "--health-interval-s", "0.5"),
-            *("--health-timeout-s", "1", "--log-level", "warning", "--resume-streams"),
+            *("--request-timeout", str(REQUEST_TIMEOUT_S), "--health-interval", "0.5"),
+            *("--health-timeout", "1", "--log-level", "warning", "--resume-streams"),
             start_s=START_S,
         )
         async with asyncio.timeout(START_S):

@@ -338,7 +338,7 @@ async def test_what_takes_longer_than_the_timeout_is_cut_off_by_the_process(star
 async def test_a_signal_ends_a_router_that_still_starts() -> None:
     async with engines(1) as [silent]:
         silent.healthy.clear()
-        flags = ("--decode", silent.address, "--health-timeout-s", "600", "--drain-delay", "600")
+        flags = ("--decode", silent.address, "--health-timeout", "600", "--drain-delay", "600")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvrouter", "serve", "--port", "0", *flags)
         )

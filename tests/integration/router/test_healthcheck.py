@@ -24,7 +24,7 @@ async def test_the_health_check_counts_the_engines_of_each_leg(tmp_path: Path) -
 
 
 async def test_without_an_engine_that_decodes_the_health_check_fails(tmp_path: Path) -> None:
-    flags = ["--decode", "127.0.0.1:1", "--engine-wait", "0", "--health-timeout-s", "0.5"]
+    flags = ["--decode", "127.0.0.1:1", "--engine-wait", "0", "--health-timeout", "0.5"]
     async with Children(tmp_path) as children, aiohttp.ClientSession() as http:
         router = await children.start("router", "serve", "--port", "0", *flags)
         async with http.get(f"{router.http}/healthcheck") as answer:

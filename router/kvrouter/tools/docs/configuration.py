@@ -67,7 +67,7 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> 
 
 def _row(option: Option, live: bool) -> tuple[str, ...]:
     value = "" if option.choices or option.kind == "switch" else f" {option.metavar}"
-    flags = ", ".join(f"`{flag}{value}`" for flag in option.flags)
+    flags = ", ".join(f"`{flag}{value}`" for flag in option.shown)
     meaning = option.help
     if option.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in option.choices) + "."

@@ -108,7 +108,7 @@ def test_lists_in_the_environment_are_split_at_commas_and_blanks(
         ([*ENGINES, "--bootstrap-port", "a:1=0"], "give it as PORT or HOST:PORT=PORT"),
         ([*ENGINES, "--data-parallel-size", "0"], "--data-parallel-size: '0': give it as COUNT or"),
         ([*ENGINES, "--data-parallel-size", "d=2"], "give it as http://HOST:PORT or HOST:PORT"),
-        ([*ENGINES, "--landing-timeout", "0"], "--landing-timeout-s '0': give more than 0"),
+        ([*ENGINES, "--landing-timeout", "0"], "--landing-timeout '0': give more than 0"),
         (
             [*ENGINES, "--config", "/nowhere.yaml"],
             "No such file or directory; give a readable file",
@@ -163,7 +163,7 @@ def test_a_wrong_environment_is_told_by_the_variables_name(
         (["--queue-sise", "4"], "there is no flag --queue-sise; did you mean --queue-size?"),
         (["--port"], "--port lacks its value; write --port PORT"),
         (["--decode"], "--decode lacks its value; write --decode URL"),
-        (["--landing-timeout"], "--landing-timeout-s lacks its value; write --landing-timeout-s"),
+        (["--landing-timeout"], "--landing-timeout lacks its value; write --landing-timeout"),
         (["--policy"], "write --policy {round_robin,least_tokens,prefix}"),
         (["--config"], "--config lacks its value; write --config FILE"),
         (["--admin=yes"], "--admin takes no value; write it alone"),
@@ -249,7 +249,7 @@ def test_every_command_says_what_each_of_its_flags_means(
     told = capsys.readouterr().out
     for option in options(model):
         assert option.help, option.name
-        for flag in option.flags:
+        for flag in option.shown:
             assert flag in told or flag.replace("--", "--no-", 1) in told
     assert all(model.model_fields[option.name].description for option in options(model))
 
