@@ -6,7 +6,7 @@ that package; `RouterSettings` inherits their fields.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from kvrouter.access.settings import AccessSettings
 from kvrouter.admission.settings import AdmissionSettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
-from kvrouter.engines.families import AUTO, Connector
+from kvrouter.engines.families import AUTO, FAMILIES, Connector
 from kvrouter.engines.life import LifeLimits
 from kvrouter.engines.model_settings import ModelSettings
 from kvrouter.engines.settings import FailoverSettings
@@ -44,7 +44,7 @@ from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
-from kvrouter.routing.policies import PolicyName  # noqa: TC001 (pydantic reads it)
+from kvrouter.routing.policies import POLICIES, PolicyName
 from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
@@ -56,6 +56,16 @@ from kvrouter_store.node.settings import (  # noqa: TC001 (pydantic reads them)
     StoreToken,
 )
 from kvrouter_store.node.start_checks import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.engines.families.base import Family
+    from kvrouter.routing.policies.base import Policy
+
+
+def _summaries(registry: Mapping[str, type[Family | Policy]]) -> str:
+    return " ".join(f"{name}: {each.summary}." for name, each in registry.items())
 
 
 class RouterSettings(
@@ -89,10 +99,8 @@ class RouterSettings(
     )
     kv_connector: Connector = Field(
         default=AUTO,
-        description="How the engines transfer KV. store: kvrouter's connector, LMCache or "
-        "MooncakeStore. nixl, mooncake: vLLM's NixlConnector, MooncakeConnector. mooncake-legacy: "
-        "MooncakeConnector of a vLLM before 0.14 whose /version does not say so. sglang: SGLang. "
-        "openai: they do not. auto: the router asks each engine.",
+        description=f"How the engines transfer KV. {_summaries(FAMILIES)} "
+        "auto: the router asks each engine.",
     )
     bootstrap_port: EnginePorts = Field(
         default_factory=list,
@@ -190,9 +198,7 @@ class RouterSettings(
     )
     policy: PolicyName = Field(
         default=Prefix.name,
-        description="How the router chooses engines. round_robin: in turn. least_tokens: the one "
-        "with the fewest tokens in flight. prefix: also by the blocks that each engine and the "
-        "store already hold.",
+        description=f"How the router chooses engines. {_summaries(POLICIES)}",
         json_schema_extra={"section": "Routing"},
     )
     session_key: str | None = Field(

@@ -16,7 +16,7 @@ from tests.integration.router.conftest import Open, Site, until
 from tests.integration.router.test_membership import Traffic, decoding, neighbours
 
 from kvrouter.membership import discovery
-from kvrouter.membership.discovery import SOURCES
+from kvrouter.membership.discovery import SOURCES, SourceKind
 from kvrouter.membership.discovery.kubernetes import KubernetesSource
 
 EVENTS = 1000
@@ -26,7 +26,7 @@ SEED = 20250101
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = partial(KubernetesSource, times=QUICK)
-    monkeypatch.setattr(discovery, "SOURCES", {**SOURCES, "k8s": quick})
+    monkeypatch.setattr(discovery, "SOURCES", {**SOURCES, "k8s": SourceKind(quick, "")})
 
 
 class Fleet:

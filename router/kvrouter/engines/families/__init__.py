@@ -23,9 +23,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
-    {family.name: family for family in (Vllm, Nixl, Mooncake, MooncakeLegacy, Sglang, OpenAiServer)}
+    {
+        family.name: family
+        for family in (
+            Vllm,
+            Nixl,
+            Mooncake,
+            MooncakeLegacy,
+            Sglang,
+            OpenAiServer,
+        )
+    }
 )
-"""Every family by its name. A new one is a file and a word here; `--kv-connector` names it too."""
+"""Every family by its name. A new one is a file and a word here (docs/extend.md)."""
 
 AUTO: Final = "auto"
 

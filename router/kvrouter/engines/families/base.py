@@ -122,6 +122,8 @@ class Family:
 
     name: ClassVar[str]
     """Value of `--kv-connector`."""
+    summary: ClassVar[str]
+    """What its engines are, for the help of `--kv-connector`."""
     parameters: ClassVar[ParameterTable]
     """What each leg does with each parameter."""
     order: ClassVar[LegOrder]

@@ -46,6 +46,7 @@ class Mooncake(Vllm):
     """Engines of vLLM with MooncakeConnector."""
 
     name: ClassVar[str] = "mooncake"
+    summary: ClassVar[str] = "vLLM's MooncakeConnector"
     order: ClassVar[LegOrder] = LegOrder.CONCURRENT
     detected_by: ClassVar[tuple[str, str] | None] = None
     lease_s: ClassVar[float] = 480.0
@@ -98,6 +99,9 @@ class MooncakeLegacy(Nixl):
     """Engines of vLLM with MooncakeConnector before it had bootstrap servers."""
 
     name: ClassVar[str] = "mooncake-legacy"
+    summary: ClassVar[str] = (
+        "MooncakeConnector of a vLLM before 0.14 whose /version does not say so"
+    )
     lease_s: ClassVar[float] = 120.0
     """480 s in vLLM, 120 s in Mooncake's wheel (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
     unique_request_ids: ClassVar[bool] = True

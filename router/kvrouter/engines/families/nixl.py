@@ -27,6 +27,7 @@ class Nixl(Vllm):
     """Engines of vLLM with NixlConnector."""
 
     name: ClassVar[str] = "nixl"
+    summary: ClassVar[str] = "vLLM's NixlConnector"
     order: ClassVar[LegOrder] = LegOrder.HANDED
     detected_by: ClassVar[tuple[str, str] | None] = None
     prefill_members: ClassVar[Mapping[str, bytes]] = {TRANSFER: PREFILL}

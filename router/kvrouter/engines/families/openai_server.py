@@ -21,6 +21,7 @@ class OpenAiServer(Family):
     """Servers that offer OpenAI's API alone, which has no token ids."""
 
     name: ClassVar[str] = "openai"
+    summary: ClassVar[str] = "engines that transfer none"
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.SINGLE
     health_path: ClassVar[str] = "/v1/models"

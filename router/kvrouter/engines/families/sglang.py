@@ -85,6 +85,7 @@ class Sglang(Family):
     """Engines of SGLang, disaggregated or whole."""
 
     name: ClassVar[str] = "sglang"
+    summary: ClassVar[str] = "SGLang"
     parameters: ClassVar[ParameterTable] = SGLANG
     order: ClassVar[LegOrder] = LegOrder.CONCURRENT
     detected_by: ClassVar[tuple[str, str] | None] = (INFO_PAGE, "disaggregation_mode")

@@ -51,6 +51,7 @@ class Vllm(Family):
     """Engines of vLLM whose connector finds its KV without parameters of a request."""
 
     name: ClassVar[str] = "store"
+    summary: ClassVar[str] = "kvrouter's connector, LMCache or MooncakeStore"
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.STORE
     detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")

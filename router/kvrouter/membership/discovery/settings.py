@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery import SOURCES, make_source
 
 
 def _split(value: Any) -> Any:
@@ -19,11 +19,8 @@ class DiscoverySettings(BaseModel):
 
     discovery: Annotated[list[str], BeforeValidator(_split)] = Field(
         default_factory=list,
-        description="More sources of engines. FILE: a YAML file with lists `prefill`, `decode` and "
-        "`store`, which the router watches. dns://NAME:PORT?role=decode: the addresses of a DNS "
-        "name. srv://NAME?role=decode: the SRV records of a service. redis: the engines that "
-        "`kvrouter register` keeps in --redis. k8s://NAMESPACE?selector=LABELS: the Ready "
-        "Pods of Kubernetes with these labels.",
+        description="More sources of engines. "
+        + " ".join(kind.summary for kind in SOURCES.values()),
         json_schema_extra={
             "section": "Engines",
             "flags": ["--discovery-file"],

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
 
 POLICIES: Final[Mapping[str, type[Policy]]] = MappingProxyType(
-    {policy.name: policy for policy in (RoundRobin, LeastTokens, Prefix)}
+    {
+        policy.name: policy
+        for policy in (
+            RoundRobin,
+            LeastTokens,
+            Prefix,
+        )
+    }
 )
-"""Every policy by its name. A new one is a file and a word here; `--policy` describes it too."""
+"""Every policy by its name. A new one is a file and a word here (docs/extend.md)."""
 
 if TYPE_CHECKING:
     PolicyName = str

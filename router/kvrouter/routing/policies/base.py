@@ -21,6 +21,8 @@ class Policy(Protocol):
 
     name: ClassVar[str]
     """Value of `--policy`."""
+    summary: ClassVar[str]
+    """Which engine it chooses, for the help of `--policy`."""
     needs_hashes: ClassVar[bool]
     """Whether it uses `RouteInputs.matches`, `guesses` or `store_blocks`, which need token ids."""
 

@@ -21,6 +21,7 @@ class LeastTokens:
     """Each leg goes to the candidate with the fewest tokens in flight; equals take turns."""
 
     name: ClassVar[str] = "least_tokens"
+    summary: ClassVar[str] = "the one with the fewest tokens in flight"
     needs_hashes: ClassVar[bool] = False
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ class Prefix:
     """Least cost in tokens to be computed; equals take turns."""
 
     name: ClassVar[str] = "prefix"
+    summary: ClassVar[str] = "also by the blocks that each engine and the store already hold"
     needs_hashes: ClassVar[bool] = True
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ class RoundRobin:
     """Each leg goes to the next candidate."""
 
     name: ClassVar[str] = "round_robin"
+    summary: ClassVar[str] = "in turn"
     needs_hashes: ClassVar[bool] = False
 
     def __init__(self) -> None:
