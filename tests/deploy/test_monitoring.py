@@ -129,15 +129,15 @@ def test_an_alert_says_how_grave_it_is_and_leads_to_its_runbook(alert: dict[str,
     assert "for" in alert
 
 
-def test_every_runbook_is_of_an_alert_and_has_its_four_answers() -> None:
+def test_every_runbook_is_of_an_alert_and_has_its_answers() -> None:
+    """What an alert means is in its summary, and in the runbook where there is more to say."""
     sections = re.split(r"^### (\w+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1:]
     assert sorted(sections[::2]) == sorted(alert["alert"] for alert in ALERTS)
     for name, text in zip(sections[::2], sections[1::2], strict=True):
         answers = re.findall(r"^- ([\w ]+):", text, re.MULTILINE)
-        assert answers in (
-            ["Meaning", "Clients", "Look", "Do"],
-            ["Meaning", "Clients", "Look and do"],
-        ), name
+        told = [answer for answer in answers if answer != "Meaning"]
+        assert answers in (told, ["Meaning", *told]), name
+        assert told in (["Clients", "Look", "Do"], ["Clients", "Look and do"]), name
 
 
 def fired() -> dict[str, set[str]]:

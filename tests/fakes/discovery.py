@@ -25,7 +25,7 @@ from kvrouter.redis.client import RedisClient
 
 LOOK_S = 0.02
 TTL_S = 30.0
-KINDS = ("flags", "file", "dns", "srv", "redis", "k8s")
+KINDS: tuple[str, ...] = ("flags", "file", "dns", "srv", "redis", "k8s")
 QUICK = Times(answer_s=1.0, watch_s=2.0, grace_s=1.0, first_pause_s=0.02, longest_pause_s=0.1)
 
 

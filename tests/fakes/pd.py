@@ -76,6 +76,7 @@ class PdEngine:
 
     family: ClassVar[str] = "store"
     api: ClassVar[str] = "vllm"
+    owner: ClassVar[str] = "vllm"
 
     def __init__(self, network: Network, role: str, name: str = "") -> None:
         self.network = network
@@ -215,7 +216,7 @@ class PdEngine:
         exchange.respond(200, self.metrics())
 
     async def _models(self, exchange: Exchange) -> None:
-        card = {"id": MODEL, "object": "model", "max_model_len": MAX_LEN}
+        card = {"id": MODEL, "object": "model", "max_model_len": MAX_LEN, "owned_by": self.owner}
         exchange.respond(200, json.dumps({"object": "list", "data": [card]}).encode())
 
     async def _tokenize(self, exchange: Exchange) -> None:
@@ -372,6 +373,7 @@ class PlainEngine(PdEngine):
 
     family: ClassVar[str] = "openai"
     api: ClassVar[str] = "openai"
+    owner: ClassVar[str] = "somebody"
 
 
 class LoadFailed(Exception):

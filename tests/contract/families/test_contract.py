@@ -18,11 +18,12 @@ from tests.contract.families.conftest import (
 from tests.fakes.pd import Json, PdEngine
 
 from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families.base import LegOrder
 
 NAMES = sorted(FAMILIES)
-PAIRED = [name for name in NAMES if name != "openai"]
+PAIRED = [name for name in NAMES if FAMILIES[name].order is not LegOrder.SINGLE]
 PINNING = ["mooncake", "nixl"]
-FETCHED_ONCE = ["mooncake", "mooncake-legacy", "nixl", "sglang"]
+FETCHED_ONCE = [name for name in NAMES if FAMILIES[name].order.fetches_once]
 EITHER = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 EVERY = pytest.mark.parametrize("family", NAMES)
 EVERY_PAIR = pytest.mark.parametrize("family", PAIRED)
@@ -42,9 +43,9 @@ async def test_answers_are_those_of_one_engine_alone(
         await here.same(body)
     await here.same(chat(stream=stream, max_completion_tokens=5), "/v1/chat/completions")
     prefilled = sum(len(engine.requests) for engine in here.prefill)
-    assert prefilled == (0 if family == "openai" else 4)
+    assert prefilled == (4 if family in PAIRED else 0)
     assert sum(len(engine.requests) for engine in here.decode) == 4
-    handed = 0 if family in ("openai", "store") else 4
+    handed = 4 if family in FETCHED_ONCE else 0
     assert sum(getattr(engine, "fetched", 0) for engine in here.decode) == handed
 
 
@@ -67,7 +68,7 @@ async def test_several_prompts_and_samples_are_those_of_one_engine_alone(
     legs = 3 + 6 + 3 + 3 if family in FETCHED_ONCE else 3 + 3 + 1 + 1
     assert sum(len(engine.requests) for engine in here.decode) == legs
     prefilled = sum(len(engine.requests) for engine in here.prefill)
-    assert prefilled == (0 if family == "openai" else legs)
+    assert prefilled == (legs if family in PAIRED else 0)
 
 
 async def choices(
@@ -239,7 +240,7 @@ async def test_only_engines_that_can_name_their_tokens_are_asked_to(
     await here.same(chat(stream=True), "/v1/chat/completions")
     await here.same(ids(stream=False))
     asked = [sent.get("return_token_ids", False) for sent in here.decode[0].requests]
-    assert asked == [family != "openai", family not in ("openai", "sglang"), False]
+    assert asked == [family in PAIRED, family in PAIRED and family != "sglang", False]
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -14,6 +14,7 @@ from tests.fakes.pd import Json, PdEngine
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families.base import LegOrder
 from kvrouter.http.failure import Failure
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.serving.legs import leg
@@ -21,7 +22,7 @@ from kvrouter.serving.legs.failures import ROWS, TABLE, Counted
 
 Say = Callable[[Exchange], Awaitable[None]]
 NAMES = sorted(FAMILIES)
-PAIRED = [name for name in NAMES if name != "openai"]
+PAIRED = [name for name in NAMES if FAMILIES[name].order is not LegOrder.SINGLE]
 NEEDS_PREFILL = "sglang"
 PINNING = ("mooncake", "nixl")
 EVERY = pytest.mark.parametrize("family", NAMES)

@@ -6,8 +6,11 @@ import pytest
 from tests.contract.families.conftest import KINDS, Open, Site, ids, until
 from tests.fakes.pd import PdEngine
 
+from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families.base import LegOrder
+
 SOON = {"health_timeout_s": 0.15, "health_failure_threshold": 2}
-SPLIT = [family for family in KINDS if family != "openai"]
+SPLIT = [family for family in KINDS if FAMILIES[family].order is not LegOrder.SINGLE]
 
 
 async def asked_frozen(here: Site, engines: list[PdEngine], *, stream: bool) -> PdEngine:

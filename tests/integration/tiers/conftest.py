@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.mooncake import MooncakeStore
@@ -12,6 +13,8 @@ from tests.fakes.redis import MISSING, RedisCluster, RedisServer, redis_server
 from kvrouter_store.tiers.base import Memory
 from kvrouter_store.tiers.staging import Staging
 
+TIERS: list[Any] = ["redis", "cluster", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+"""Fixtures whose `url` is that of a tier that is there."""
 NO_FULL_COVERAGE = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000")
 # The folder of its package; .ci/stages/tiers.sh sets it.
 MOONCAKE = os.environ.get("KVROUTER_MOONCAKE", "")

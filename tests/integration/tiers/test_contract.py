@@ -5,12 +5,12 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.integration.tiers.conftest import TIERS
 
 from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus
 from kvrouter_store.tiers.registry import open_tier
 
 OK, MISSING = TierStatus.OK, TierStatus.MISSING
-TIERS = ["redis", "cluster", pytest.param("mooncake", marks=pytest.mark.mooncake)]
 
 
 @pytest.fixture(params=TIERS)

@@ -19,6 +19,7 @@ from tests.fakes.store import (
     manifest_of,
     put_chain,
 )
+from tests.integration.tiers.conftest import TIERS
 
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.stores.node_index import NodeIndex
@@ -82,7 +83,7 @@ def keys_in(redis: RedisServer) -> int:
     return int(redis.command("DBSIZE"))
 
 
-@pytest.fixture(params=["redis", "cluster", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+@pytest.fixture(params=TIERS)
 def tier(request: pytest.FixtureRequest) -> RedisServer | RedisCluster | MooncakeStore:
     """A server of each kind."""
     found: RedisServer | RedisCluster | MooncakeStore = request.getfixturevalue(request.param)
