@@ -81,7 +81,7 @@ class Service:
         found: dict[str, int] = json.loads(ask(self.http, "GET", "/stats", None, 10.0)[1])
         return found
 
-    def wait_stored(self, blocks: int, deadline_s: float = 20.0) -> None:
+    def wait_stored(self, blocks: int, deadline_s: float = 60.0) -> None:
         """Return once at least so many blocks have been committed to a store."""
         until = time.monotonic() + deadline_s
         while (found := self.stats()["commits_total"]) < blocks:

@@ -20,7 +20,7 @@ from kvrouter_store.client.blocking import StoreClient
 BLOCKS = 20
 PROMPT = list(range(BLOCKS * BLOCK + 10))
 LONG_S, SHORT_S = 60.0, 0.2
-END_S = 20.0  # within which everything must have ended
+END_S = 60.0  # within which everything must have ended
 FIRST_STEPS = 3  # of the prefill engine: it has stored some blocks, and computes yet
 
 
