@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill cluster-drill doors page soak walks deploy-check docs monitoring
+.PHONY: help dev quick lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock images release vllm-env gpu-check docker rdma drill cluster-drill doors page soak walks deploy-check docs monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -10,6 +10,11 @@ help: ## this list
 dev: ## install editable with every development dependency; C++ rebuilds itself on import
 	$(PYTHON) -m pip install scikit-build-core nanobind cmake ninja
 	$(PYTHON) -m pip install --no-build-isolation -Ceditable.rebuild=true -e '.[dev]'
+
+quick: ## before each commit: style, house rules and the fast unit tests; a minute
+	ruff check .
+	ruff format --check .
+	$(PYTHON) -m pytest -q -n auto --dist loadfile -m "not slow and not rdma" tests/unit $(wildcard tests/test_*.py)
 
 lint: ## style
 	ruff check .

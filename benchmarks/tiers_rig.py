@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Self
 
 from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.patience import eventually
 from tests.fakes.redis import RedisCluster, RedisServer
-from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of
+from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient

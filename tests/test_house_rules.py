@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,10 @@ def shown(path: Path, line: int | None = None) -> str:
     return f"{where}:{line}" if line else where
 
 
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -80,7 +85,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     long = [
         f"{shown(path, function.lineno)} {function.name}: {lines}"
         for path in sources(".py")
-        for function in functions(ast.parse(path.read_text()))
+        for function in functions(tree_of(path))
         if (lines := code_lines(function)) > MAX_FUNCTION_LINES
     ]
     assert long == []
@@ -91,7 +96,7 @@ def test_every_module_says_what_it_is() -> None:
         shown(path)
         for folder in ("router", "store", "examples", "benchmarks")
         for path in sources(".py", under=folder)
-        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+        if tree_of(path).body and ast.get_docstring(tree_of(path)) is None
     ]
     assert silent == []
 
@@ -100,7 +105,7 @@ def test_policies_know_no_event_loop() -> None:
     asynchronous = [
         shown(path, line)
         for path in sources(".py", under="router/kvrouter/routing/policies")
-        for module, line in imported_modules(ast.parse(path.read_text()))
+        for module, line in imported_modules(tree_of(path))
         if module.split(".")[0] in {"asyncio", "uvloop", "aiohttp"}
     ]
     assert asynchronous == []
@@ -111,7 +116,7 @@ def test_nothing_is_unpickled() -> None:
         shown(path, line)
         for folder in ("router", "store", "examples")
         for path in sources(".py", under=folder)
-        for module, line in imported_modules(ast.parse(path.read_text()))
+        for module, line in imported_modules(tree_of(path))
         if module in {"pickle", "marshal", "shelve", "cloudpickle", "dill"}
     ]
     assert pickled == []
@@ -123,7 +128,7 @@ def test_only_config_reads_the_environment() -> None:
         for folder in ("router", "store", "examples")
         for path in sources(".py", under=folder)
         if path.name not in {"settings.py", "environment.py"}
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
@@ -183,7 +188,7 @@ def test_the_records_of_a_request_have_one_writer() -> None:
         f"{shown(path, line)}: {what}"
         for path in sources(".py", under="router/kvrouter/serving")
         if path.name != "context.py"
-        for what, line in written(ast.parse(path.read_text()))
+        for what, line in written(tree_of(path))
     ]
     assert found == []
 
@@ -240,3 +245,90 @@ def test_a_name_means_one_thing_in_a_package() -> None:
     packages = {"/".join(parts) for parts in folders if len(parts) == 2 and parts[0] != "kvstore"}
     many = {p: {n for n, of in owners(p).items() if len(of) > 3} for p in packages}
     assert {package: names for package, names in many.items() if names} == SHARED_NAMES
+
+
+MAX_SLEEPS = 17
+"""Goes down only. Conditions are waited for with tests/fakes/patience.py; what takes time has a
+clock or an event that the test holds."""
+TAKE_THEIR_TIME = {"chaos", "kubernetes", "lmcache", "sglang", "torch", "vllm"}
+"""Folders of tests with real engines and clusters, which know no clock but the real one."""
+
+
+def sleeps(tree: ast.AST) -> set[int]:
+    """Lines that call `sleep` with more than 0, or `wait` for a part of a second to no end."""
+    found, statements = set(), {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
+            continue
+        name = getattr(call.func, "attr", getattr(call.func, "id", None))
+        (seconds,) = (*call.args, *(keyword.value for keyword in call.keywords))
+        value = seconds.value if isinstance(seconds, ast.Constant) else None
+        to_no_end = call in statements and isinstance(value, float) and value < 1
+        if (name == "sleep" and value != 0) or (name == "wait" and to_no_end):
+            found.add(call.lineno)
+    return found
+
+
+def test_tests_hardly_sleep() -> None:
+    places = [
+        shown(path, line)
+        for path in sources(".py", under="tests")
+        if path.relative_to(ROOT).parts[1] not in TAKE_THEIR_TIME and "soak" not in path.name
+        for line in sorted(sleeps(tree_of(path)))
+    ]
+    assert len(places) <= MAX_SLEEPS, "\n".join(places)
+
+
+WAY_TO_RUN = re.compile(
+    r"run (with|without|as|on|in) \S|(apt-get|pip) install \S|\bmake \w|\.sh\b|^does not apply: \S"
+)
+"""In the reason of a skip: a command, a package or a machine with which the test runs."""
+MARKS = ("pytest.mark.skip", "pytest.mark.skipif")
+
+
+def text_of(node: ast.AST | None, names: dict[str, str]) -> str:
+    """A string as far as it stands there, with the values of these names."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part, names) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, names)
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+@cache
+def strings(path: Path) -> dict[str, str]:
+    """The strings that a module of tests has under a name, its own and imported ones."""
+    found: dict[str, str] = {}
+    for node in tree_of(path).body if path.exists() else []:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            theirs = strings(ROOT / f"{(node.module or '').replace('.', '/')}.py")
+            names = {each.asname or each.name: theirs.get(each.name, "") for each in node.names}
+            found |= {name: text for name, text in names.items() if text}
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = text_of(node.value, found)
+    return found
+
+
+def reasons(path: Path) -> Iterator[tuple[int, str]]:
+    """Why tests are skipped: of `pytest.skip(...)` and of the marks `skip` and `skipif`."""
+    if "skip" not in path.read_text():
+        return
+    names = strings(path)
+    for node in ast.walk(tree_of(path)):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and called in {"pytest.skip", *MARKS}:
+            by_name = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            given = [*by_name, *(node.args if called not in MARKS[1:] else [])]
+            yield node.lineno, text_of(given[0] if given else None, names)
+
+
+def test_a_skip_says_what_would_run_the_test() -> None:
+    silent = [
+        f"{shown(path, line)}: {reason}"
+        for path in sources(".py", under="tests")
+        for line, reason in reasons(path)
+        if not WAY_TO_RUN.search(reason)
+    ]
+    assert silent == []

@@ -20,7 +20,7 @@ from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort,
 from benchmarks.store.report import as_json, lines
 from benchmarks.store.worker import Worker
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no cc (apt-get install gcc)")
 TINY = Effort(
     rounds=1,
     set_bytes=MIB,
@@ -189,7 +189,7 @@ def test_every_row_of_a_peer_that_is_set_up_is_measured(name: str, measured: Res
     try:
         found = peers_setup.find(name)
     except RuntimeError as error:
-        pytest.skip(f"{name}: {error}")
+        pytest.skip(f"{error}: run with python -m benchmarks.peers_setup {name}")
     assert name not in measured.skipped
     assert measured.versions[name] == found.version
     cells = {(found.key, found.contender) for found in measured.cells}

@@ -23,7 +23,7 @@ from benchmarks.wire_prompts import (
 )
 from benchmarks.wire_rig import Process, ask, compile_native, cpu_s
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no cc (apt-get install gcc)")
 DIGITS = "1234567"
 
 

@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / ".ci"
-pytestmark = pytest.mark.skipif(not CI.exists(), reason="a source distribution has no .ci")
+pytestmark = pytest.mark.skipif(
+    not CI.exists(), reason="no .ci: run in a clone, not a source distribution"
+)
 LISTED = "tests/unit/test_a.py::test_known_to_be_slow"
 OTHER = "tests/unit/test_b.py::test_that_counts"
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.clients.client import SCRIPTS
 from tests.clients.conftest import Pair
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ def versions() -> dict[str, Version]:
     try:
         return {"earlier": earlier(), "today's": todays()}
     except NoHistory as error:
-        pytest.skip(str(error))
+        pytest.skip(f"{error}: run with git fetch --unshallow")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from tests.fakes.event_loops import pytest_asyncio_loop_factories
+from tests.fakes.patience import until
 
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
@@ -55,9 +56,12 @@ class Routed:
         app = self.app
         assert app is not None
         engines = app.core.pool.all()
-        async with asyncio.timeout(DEADLINE_S):
-            while app.core.metrics.running or any(e.requests or e.tokens for e in engines):
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: (
+                not app.core.metrics.running and not any(e.requests or e.tokens for e in engines)
+            ),
+            DEADLINE_S,
+        )
 
     async def close(self) -> None:
         if self.app is not None:

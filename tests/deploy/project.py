@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.patience import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -97,6 +98,4 @@ def complete(address: str, model: str, prompt: list[int], max_tokens: int) -> di
 
 def wait_until(condition: Callable[[], object], patience_s: float = 60) -> None:
     """Return when the condition, which takes its time to ask, holds."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, condition
+    assert eventually(condition, patience_s), condition

@@ -26,7 +26,7 @@ def _kubectl() -> None:
     try:
         kubectl()
     except NoKubectl as problem:
-        pytest.skip(str(problem))
+        pytest.skip(f"{problem}: run on Linux on x86_64, with pip's index")
 
 
 def named(overlay: Overlay, kind: str, name: str) -> Json:
@@ -234,7 +234,10 @@ def test_a_file_for_which_promtool_has_no_check_is_told(
     assert said == ["prometheus/notes.txt: promtool has no check for it"]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="no systemd-analyze: run with .ci/stages/deploy.sh",
+)
 @pytest.mark.parametrize(
     ("wrong", "right", "said"),
     [
@@ -253,7 +256,9 @@ def test_a_mistake_in_a_unit_is_found(
     assert [each for each in programs.systemd([]).complaints if said in each]
 
 
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="there is no Compose v2")
+@pytest.mark.skipif(
+    shutil.which("docker-compose") is None, reason="no Compose v2: run with .ci/stages/deploy.sh"
+)
 @pytest.mark.parametrize(
     ("service", "said"),
     [

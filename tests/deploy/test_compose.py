@@ -71,7 +71,7 @@ def test_only_loopback_is_published_and_nothing_runs_as_root(project: Project) -
         assert project.compose("exec", "-T", service, "id", "-u").strip() == "10001"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may kill a container's process")
+@pytest.mark.skipif(os.geteuid() != 0, reason="it kills a container's process: run as root")
 def test_a_router_that_crashes_is_started_again(docker: str, project: Project) -> None:
     def state() -> dict[str, Any]:
         name = project.compose("ps", "-q", "router").strip()

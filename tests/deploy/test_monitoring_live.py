@@ -1,14 +1,15 @@
 """What deploy/ asks of Prometheus has answers: for a living fleet, scraped by a real one."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import yaml
 from tests.deploy.monitored import TOKEN, break_a_stream, fleet, traffic
 from tests.deploy.promql import filled, named
+from tests.fakes.patience import until
 from tests.fakes.prometheus import DEPLOY, MISSING, Prometheus, prometheus, prometheus_program
 from tests.fakes.redis import MISSING as NO_REDIS
 from tests.fakes.redis import RedisServer, redis_server
@@ -83,11 +84,12 @@ async def test_every_metric_of_an_alert_exists(scraped: Prometheus) -> None:
 
 
 async def test_prometheus_evaluates_every_rule_without_an_error(scraped: Prometheus) -> None:
-    async with asyncio.timeout(60):
+
+    async def evaluated() -> list[dict[str, Any]]:
         found = await scraped.rules()
-        while any(rule["health"] == "unknown" for rule in found):
-            await asyncio.sleep(0.2)
-            found = await scraped.rules()
+        return [] if any(rule["health"] == "unknown" for rule in found) else found
+
+    found = await until(evaluated, 60, look_s=0.2)
     assert [rule["name"] for rule in found if rule["health"] != "ok"] == []
     assert len(found) == len(rules("record")) + len(rules("alert"))
 

@@ -20,8 +20,9 @@ import pytest
 from tests.contract.families.conftest import ids
 from tests.docs.extended_suites import LinesBackend, LlamaCppEngine
 from tests.docs.pages import DOCS, PROMPT, ROOT
+from tests.fakes.patience import eventually
 from tests.fakes.pd import PATIENCE_S, Network
-from tests.fakes.store import chain_of, eventually
+from tests.fakes.store import chain_of
 from tests.integration.tiers.test_nodes import BLOCK_BYTES, BLOCKS, Start, got, put, start
 
 from kvrouter.engines.engine import Role

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-PATIENCE_S = 20.0
+from tests.fakes.patience import until
 
 
 @asynccontextmanager
@@ -16,7 +16,7 @@ async def balancer(log: Path, port: int, *command: str | Path) -> AsyncIterator[
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
         )
     try:
-        await _until_it_listens(port)
+        await until(lambda: _listens(port), look_s=0.02)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -32,14 +32,11 @@ def placed(configuration: Path, places: Mapping[str, str]) -> str:
     return text
 
 
-async def _until_it_listens(port: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            await writer.wait_closed()
-            return
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True

@@ -1,6 +1,5 @@
 """A real Envoy on a free port of this host, with the configuration that deploy/ recommends."""
 
-import asyncio
 import os
 import shutil
 import sys
@@ -9,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from tests.fakes.balancer import PATIENCE_S, balancer, placed
+from tests.fakes.balancer import balancer, placed
+from tests.fakes.patience import until
 
 from kvrouter.tools.demo.cluster import free_port
 
@@ -43,20 +43,22 @@ async def envoy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
 async def until_envoy_sees_all(folder: Path) -> None:
     """Return when health checks that begin from now on have found every router ready."""
     wanted = None
-    async with aiohttp.ClientSession() as http, asyncio.timeout(PATIENCE_S):
-        while True:
-            url = f"http://{(folder / ADMIN).read_text()}/clusters?format=json"
-            async with http.get(url) as answer:
-                (cluster,) = (await answer.json(content_type=None))["cluster_statuses"]
-            hosts = cluster["host_statuses"]
-            async with http.get(url.replace("clusters", "stats")) as answer:
-                stats = (await answer.json(content_type=None))["stats"]
-            (good,) = (each["value"] for each in stats if each.get("name", "").endswith(GOOD))
-            wanted = wanted or good + 2 * len(hosts)  # a check may be under way
-            failed = any("failed_active_health_check" in host["health_status"] for host in hosts)
-            if good >= wanted and not failed:
-                return
-            await asyncio.sleep(0.1)
+
+    async def sees_all() -> bool:
+        nonlocal wanted
+        url = f"http://{(folder / ADMIN).read_text()}/clusters?format=json"
+        async with http.get(url) as answer:
+            (cluster,) = (await answer.json(content_type=None))["cluster_statuses"]
+        hosts = cluster["host_statuses"]
+        async with http.get(url.replace("clusters", "stats")) as answer:
+            stats = (await answer.json(content_type=None))["stats"]
+        (good,) = (each["value"] for each in stats if each.get("name", "").endswith(GOOD))
+        wanted = wanted or good + 2 * len(hosts)  # a check may be under way
+        failed = any("failed_active_health_check" in host["health_status"] for host in hosts)
+        return good >= wanted and not failed
+
+    async with aiohttp.ClientSession() as http:
+        await until(sees_all, look_s=0.1)
 
 
 def _configured(folder: Path, routers: Sequence[int], port: int) -> Path:

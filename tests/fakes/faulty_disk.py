@@ -14,7 +14,7 @@ def built(folder: Path) -> Path:
     """The library; skips without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("there is no C compiler (apt-get install gcc)")
     library = folder / "faulty_disk.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run([*command, "-lpthread"], check=True)

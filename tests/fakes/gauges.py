@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 
 HELD = ("reserved_blocks", "fenced_blocks", "leases", "leased_blocks", "waits", "connections")
 

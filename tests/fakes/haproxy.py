@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.fakes.balancer import PATIENCE_S, balancer, placed
+from tests.fakes.balancer import balancer, placed
+from tests.fakes.patience import until
 
 from kvrouter.tools.demo.cluster import free_port
 
@@ -35,16 +36,16 @@ async def haproxy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
 
 async def until_haproxy_sees_all(folder: Path) -> None:
     """Return when health checks have found every router ready."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            reader, writer = await asyncio.open_unix_connection(folder / SOCKET)
-            writer.write(b"show stat kvrouter 4 -1 typed\n")
-            told = (await reader.read()).decode()
-            writer.close()
-            states = [line for line in told.splitlines() if ".status." in line]
-            if len(states) == 2 and all(line.endswith(":UP") for line in states):
-                return
-            await asyncio.sleep(0.1)
+
+    async def sees_all() -> bool:
+        reader, writer = await asyncio.open_unix_connection(folder / SOCKET)
+        writer.write(b"show stat kvrouter 4 -1 typed\n")
+        told = (await reader.read()).decode()
+        writer.close()
+        states = [line for line in told.splitlines() if ".status." in line]
+        return len(states) == 2 and all(line.endswith(":UP") for line in states)
+
+    await until(sees_all, look_s=0.1)
 
 
 def configured(folder: Path, routers: Sequence[int], port: int) -> Path:

@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from tests.fakes.patience import eventually
 from tests.fakes.stall import stall
 
 SEGMENT_BYTES = 64 << 20
@@ -240,12 +240,13 @@ class MooncakeStore:
 
 def await_port(port: int, process: subprocess.Popen[Any], host: str = LOOPBACK) -> bool:
     """Wait until something listens on the port; False where the process has ended before."""
-    while process.poll() is None:
+
+    def listens() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                return True
-        time.sleep(0.01)
-    return False
+            return probe.connect_ex((host, port)) == 0
+
+    assert eventually(lambda: process.poll() is not None or listens(), 100.0, 0.01)
+    return process.poll() is None
 
 
 def free_ports(count: int) -> list[int]:

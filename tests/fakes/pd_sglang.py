@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import aiohttp
+from tests.fakes.patience import until
 from tests.fakes.pd import Json, LoadFailed, Network, PdEngine, Routed
 
 from kvrouter.errors import bad_request
@@ -171,8 +172,7 @@ class SglangEngine(PdEngine):
         self.waiting.add(number)
         try:
             remote = await self._peer(body)
-            while number not in remote.rooms:
-                await asyncio.sleep(0.005)  # as the scheduler polls; the leg may never come
+            await until(lambda: number in remote.rooms, patience_s=None)
             room = remote.rooms[number]
             hint = body.get("disagg_prefill_dp_rank")
             if room.rank != (number % remote.ranks if hint is None else hint):

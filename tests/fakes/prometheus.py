@@ -3,13 +3,14 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
+from tests.fakes.patience import until
 
 from kvrouter.tools.demo.cluster import free_port
 
@@ -47,15 +48,15 @@ class Prometheus:
     async def without_number(self, wanted: Mapping[str, str]) -> list[str]:
         """Names of the queries that return no number, not even after a while."""
         missing = dict(wanted)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while missing:
-                    for name, expr in [*missing.items()]:
-                        if not all(isnan(value) for _, value in await self.query(expr)):
-                            del missing[name]
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError:
-            pass
+
+        async def have_numbers() -> bool:
+            for name, expr in [*missing.items()]:
+                if not all(isnan(value) for _, value in await self.query(expr)):
+                    del missing[name]
+            return not missing
+
+        with suppress(TimeoutError):
+            await until(have_numbers, PATIENCE_S, look_s=LOOK_S)
         return sorted(missing)
 
     async def _get(self, path: str, **parameters: str) -> Any:
@@ -107,15 +108,13 @@ async def prometheus(
 
 
 async def _until_ready(url: str, http: aiohttp.ClientSession, log: Path) -> None:
+    async def is_ready() -> bool:
+        with suppress(aiohttp.ClientError):
+            async with http.get(f"{url}/-/ready") as answer:
+                return answer.status == 200
+        return False
+
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                try:
-                    async with http.get(f"{url}/-/ready") as answer:
-                        if answer.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(LOOK_S)
+        await until(is_ready, PATIENCE_S, look_s=LOOK_S)
     except TimeoutError:
         raise AssertionError(log.read_text()) from None

@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from tests.fakes.patience import eventually
 from tests.fakes.rdma import opens_of
-from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
+from tests.fakes.store import PATIENCE_S, StoreProcess
 
 from kvrouter.app.store_node import run
 from kvrouter_store import _core

@@ -4,13 +4,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from tests.fakes.certificates import Authority
+from tests.fakes.patience import eventually
 from tests.fakes.stall import stall
 
 START_TRIES = 5
@@ -158,10 +158,10 @@ class RedisCluster:
         command = ["redis-cli", "--cluster", "create", *places, "--cluster-yes"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        while not all(
-            "cluster_state:ok" in each.command("CLUSTER", "INFO") for each in self.masters
-        ):
-            time.sleep(0.05)  # masters that have just met serve no key for a while
+        assert eventually(self._serves_keys, look_s=0.05)  # not yet where masters have just met
+
+    def _serves_keys(self) -> bool:
+        return all("cluster_state:ok" in each.command("CLUSTER", "INFO") for each in self.masters)
 
     def __exit__(self, *about: object) -> None:
         self._stack.close()

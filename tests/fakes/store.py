@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.fakes.patience import eventually
 from tests.fakes.stall import stall
 
 from kvrouter_store import _core
@@ -93,16 +92,6 @@ def overwrite_stored(unix_path: str, manifest: Manifest, hashes: bytes, data: by
         source = Segments.over(data, len(data))
         _core.gather(channel.pool, source, [0], [held.offsets[0]], False)
     channel.discard()
-
-
-def eventually(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Whether the condition becomes true: for what another thread or process is about to do."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 class StoreProcess:

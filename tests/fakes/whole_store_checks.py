@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from tests.fakes.model import Block, Held, Key, StoreModel
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.fakes.whole_store import CHAIN, GRANULE, PARTS, SLOTS, Node, bytes_of
 
 from kvrouter_store import _core

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
-from tests.fakes.store import eventually
 from tests.fakes.whole_store import (
     BLOCK,
     CHAIN,

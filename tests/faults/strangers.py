@@ -5,6 +5,7 @@ unix:PATH, where KIND says what is spoken there: http, https, kv, kvs, unix or z
 """
 
 import contextlib
+import math
 import os
 import socket
 import ssl
@@ -90,6 +91,11 @@ def let_go(links: list[socket.socket]) -> None:
         link.close()
 
 
+def rest(end: float, most_s: float = PAUSE_S) -> None:
+    """Do nothing for as long, but not beyond the end."""
+    time.sleep(max(0.0, min(most_s, end - time.monotonic())))
+
+
 def half(door: Door, end: float) -> None:
     """Requests that never become whole."""
     begun = HEAD if door.is_http else door.request()[:-1]
@@ -97,7 +103,7 @@ def half(door: Door, end: float) -> None:
     links += held(door, 50, HEAD + b"Content-Length: 99\r\n\r\n{" if door.is_http else begun[:5])
     if door.kind in ("https", "kvs"):  # half a handshake
         links += held(Door("tcp", door.where), 50, b"\x16\x03\x01\x02\x00\x01")
-    time.sleep(max(0.0, end - time.monotonic()))
+    rest(end, math.inf)
     let_go(links)
 
 
@@ -118,7 +124,7 @@ def http2(door: Door, end: float) -> None:
             for link in links:
                 send(link, body, 80, end)
             let_go(links)
-            time.sleep(PAUSE_S)
+            rest(end)
 
 
 def leave(door: Door, end: float) -> None:
@@ -130,7 +136,7 @@ def leave(door: Door, end: float) -> None:
         if len(stay) > 300:
             let_go(stay)
             stay = []
-        time.sleep(PAUSE_S)
+        rest(end)
     let_go(stay)
 
 
@@ -143,7 +149,7 @@ def drip(door: Door, end: float) -> None:
             with contextlib.suppress(OSError):
                 link.sendall(request[at % len(request) :][:1])
         at += 1
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        rest(end, 1.0)
     let_go(links)
 
 
@@ -163,7 +169,7 @@ def giant(door: Door, end: float) -> None:
             for link in links:
                 send(link, PIECE, 320, end)
             let_go(links)
-            time.sleep(PAUSE_S)
+            rest(end)
 
 
 def unread(door: Door, end: float) -> None:
@@ -178,7 +184,7 @@ def unread(door: Door, end: float) -> None:
             link.settimeout(0.2)
             links.append(link)
             send(link, requests, 20, end)
-    time.sleep(max(0.0, end - time.monotonic()))
+    rest(end, math.inf)
     let_go(links)
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 import pytest
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.link import Link
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient

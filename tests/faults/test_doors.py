@@ -10,12 +10,13 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 from tests.fakes.certificates import Authority
+from tests.fakes.patience import every, until
 from tests.faults.fleet import MODEL, Fleet, Held, fleet
 from tests.faults.strangers import ATTACKS
 
@@ -52,15 +53,13 @@ class Client:
                     last = now
 
     async def ask(self) -> None:
-        """One request after another, each on a connection of its own, until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    async with self._http.post(self._url, json=self._body(2, stream=False)) as got:
-                        self.answers.append(got.status)
-            except (TimeoutError, aiohttp.ClientError) as error:
-                self.answers.append(repr(error))
-            await asyncio.sleep(0.02)
+        """One request, on a connection of its own."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with self._http.post(self._url, json=self._body(2, stream=False)) as got:
+                    self.answers.append(got.status)
+        except (TimeoutError, aiohttp.ClientError) as error:
+            self.answers.append(repr(error))
 
 
 @asynccontextmanager
@@ -68,7 +67,8 @@ async def traffic(url: str) -> AsyncIterator[Client]:
     """A client at work."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         client = Client(url, http)
-        tasks = [asyncio.create_task(client.stream()), asyncio.create_task(client.ask())]
+        works = client.stream(), every(0.02, client.ask)
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield client
         finally:
@@ -122,17 +122,18 @@ async def felt(name: str, here: Fleet, quiet_s: float) -> list[str]:
 async def left(here: Fleet, before: dict[str, Held]) -> dict[str, str]:
     """What of strangers is left in which process, once nothing of them goes any more."""
     kept: dict[str, str] = {}
-    end = time.monotonic() + SETTLE_S
-    while time.monotonic() < end:
-        kept = {}
+
+    def nothing() -> bool:
+        kept.clear()
         for name, now in here.held().items():
             was = before[name]
             more_bytes, more_files = now.rss_bytes - was.rss_bytes, now.files - was.files
             if more_bytes > MOST_BYTES or more_files > MOST_FILES:
                 kept[name] = f"{more_bytes >> 20} MiB, {more_files} descriptors"
-        if not kept:
-            return {}
-        await asyncio.sleep(0.2)
+        return not kept
+
+    with suppress(TimeoutError):
+        await until(nothing, SETTLE_S, look_s=0.2)
     return kept
 
 

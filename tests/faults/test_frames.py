@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.gauges import assert_gauges_return, held
-from tests.fakes.store import (
-    HASH_BYTES,
-    Memory,
-    chain_of,
-    content_of,
-    eventually,
-    manifest_of,
-    put_chain,
-)
+from tests.fakes.patience import eventually
+from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of, put_chain
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, StoreServer

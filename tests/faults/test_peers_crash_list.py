@@ -43,7 +43,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.gauges import HELD
-from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus
@@ -205,7 +206,7 @@ def test_a_node_killed_with_leases_outstanding(tmp_path: Path) -> None:
             reservation.commit([0, 0])
         node.start()
         for client, seed in zip(clients, KINDS, strict=True):
-            assert eventually(lambda c=client, s=seed: matched(c, s) == 0)  # type: ignore[misc]
+            assert eventually(lambda c=client, s=seed: matched(c, s) == 0)
             put_and_read(client, seed)
         names = ("leases", "reserved_blocks", "fenced_blocks")
         assert not any(clients[0].stats()[name] for name in names)

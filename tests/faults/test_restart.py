@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient

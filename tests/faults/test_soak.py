@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.gauges import assert_gauges_return, held
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 
 from kvrouter_store._core import StoreServer
 
@@ -31,7 +31,7 @@ def test_clients_killed_at_random_leave_nothing_and_read_nothing_wrong(
     try:
         for number in range(KILLS):
             done = server.stats()["puts_total"] + dice.randint(5, 40)
-            assert eventually(lambda done=done: server.stats()["puts_total"] >= done)  # type: ignore[misc]
+            assert eventually(lambda done=done: server.stats()["puts_total"] >= done)
             place = dice.randrange(len(clients))
             assert clients[place].poll() is None, "a client ended by itself"
             clients[place].kill()

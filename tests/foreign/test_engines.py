@@ -8,7 +8,6 @@ their coordinator is asked.
 import json
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.mooncake import MooncakeMaster
+from tests.fakes.patience import eventually
 from tests.lmcache.server import (
     CHUNK_TOKENS,
     own_environment,
@@ -93,10 +93,7 @@ Setup = tuple[list[Engine], str, int, Coordinator | None]
 
 def until(happened: Callable[[], bool]) -> None:
     """Wait for what other processes do."""
-    end = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert eventually(happened, 60, 0.05)
 
 
 def on_mooncake(folder: Path, cleanup: ExitStack) -> Setup:

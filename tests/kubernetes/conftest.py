@@ -14,4 +14,4 @@ def program() -> Path:
     except NoKubectl as reason:
         if os.environ.get("CI"):
             raise
-        pytest.skip(str(reason))
+        pytest.skip(f"{reason}: run on Linux on x86_64, with pip's index")

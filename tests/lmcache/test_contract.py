@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.stall import stall
-from tests.fakes.store import eventually
 from tests.lmcache.process import AdapterFailed, AdapterProcess, plugin
 from tests.lmcache.spoil import spoil
 from tests.vllm.engines import host_and_port

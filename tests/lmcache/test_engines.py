@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.lmcache.server import CHUNK_TOKENS, Server, start_engine, start_server
 from tests.lmcache.spoil import spoil
 from tests.vllm.asking import Answer, Question, token_prompt

@@ -17,7 +17,7 @@ PIP = {"PIP_FIND_LINKS": "/wheels", "PIP_ONLY_BINARY": "kvrouter,kvrouter-store"
 def wheels(dist: Path) -> dict[Path, str]:
     """Where a container finds the wheels."""
     if reason := no_engine():
-        pytest.skip(reason)
+        pytest.skip(f"{reason}: run with .ci/stages/packaging.sh as root")
     return {dist: "/wheels:ro"}
 
 

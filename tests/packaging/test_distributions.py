@@ -122,7 +122,7 @@ def test_the_store_needs_nothing_and_the_router_the_store_of_its_version(dist: P
 
 def test_there_is_a_wheel_for_3_11_and_one_for_every_later_python(dist: Path) -> None:
     if reason := no_engine():
-        pytest.skip(reason)
+        pytest.skip(f"{reason}: run with .ci/stages/packaging.sh as root")
     for name in ("kvrouter_store", "kvrouter"):
         tags = {wheel.stem.split("-", 2)[2] for wheel in wheels(dist, name)}
         assert {tag.rsplit("-", 1)[0] for tag in tags} == {"cp311-cp311", "cp312-abi3"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.fakes.patience import until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_S = 30.0
@@ -100,9 +101,7 @@ class Tab:
     async def until(self, expression: str, patience_s: float = PATIENCE_S) -> None:
         """Return once an expression is true."""
         try:
-            async with asyncio.timeout(patience_s):
-                while not await self.run(f"Boolean({expression})"):
-                    await asyncio.sleep(0.05)
+            await until(lambda: self.run(f"Boolean({expression})"), patience_s, look_s=0.05)
         except TimeoutError:
             text = await self.run("document.body.innerText")
             raise BrowserFailed(f"never true: {expression}\n{text}") from None
@@ -119,8 +118,9 @@ class Tab:
         await self.call("Input.dispatchKeyEvent", type="keyDown", **common, **more)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
-    async def picture(self, path: Path, most: int = 4000) -> None:
-        """The page as PNG, its first `most` lines at most."""
+    async def picture(self, path: Path, *, after_s: float, most: int = 4000) -> None:
+        """The page as PNG after a while, its first `most` lines at most."""
+        await asyncio.sleep(after_s)
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], most)}
         answer = await self.call(

@@ -30,14 +30,11 @@ async def pictures(chromium: str, folder: Path, work: Path) -> None:
         await tab.until("document.querySelectorAll('#request-rows tr:not(.free)').length > 3")
         await asyncio.sleep(HISTORY_S)
         await kill(here, tab)
-        await asyncio.sleep(6)
-        await tab.picture(folder / "status-dark.png")
+        await tab.picture(folder / "status-dark.png", after_s=6)
         await tab.look(*DESKTOP, scheme="light")
-        await asyncio.sleep(1.5)
-        await tab.picture(folder / "status-light.png")
+        await tab.picture(folder / "status-light.png", after_s=1.5)
         await tab.look(*PHONE, scheme="dark", scale=2)
-        await asyncio.sleep(1.5)
-        await tab.picture(folder / "status-phone.png", most=1640)
+        await tab.picture(folder / "status-phone.png", most=1640, after_s=1.5)
         if tab.complaints:
             raise SystemExit("\n".join(tab.complaints))
 

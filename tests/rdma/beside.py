@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.patience import PATIENCE_S, eventually
 from tests.rdma.programs import begin
 from tests.rdma.rig import Control
 
@@ -33,8 +34,7 @@ class Hands:
         """Take the network down for a while, as soon as so many more bytes have left by it."""
         self.control.send(ready=True)
         end = _sent_bytes() + after_bytes
-        while _sent_bytes() < end:
-            time.sleep(0.001)
+        assert eventually(lambda: _sent_bytes() >= end, PATIENCE_S, look_s=0.001)
         _set_up(False)
         time.sleep(for_s)
         _set_up(True)

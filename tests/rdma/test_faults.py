@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from tests.fakes import doomed_client
 from tests.fakes.gauges import assert_gauges_return, held
+from tests.fakes.patience import eventually
 from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, RdmaStore, url_of
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 import pytest
 from tests.fakes import store
 from tests.fakes.infinistore import InfiniStore
+from tests.fakes.patience import eventually
 from tests.fakes.patient_store import TIER_TIMEOUT_S
-from tests.fakes.store import chain_of, eventually
+from tests.fakes.store import chain_of
 from tests.rdma.programs import begin, metric
 from tests.rdma.rig import Control
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.rdma.programs import begin, metric
 from tests.rdma.rig import MIB, Control
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import StoreProcess, eventually, overwrite_stored
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess, overwrite_stored
 from tests.sglang.engine import Engines, Raised
 
 from kvrouter_store.client.blocking import StoreClient

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.torch.caches import LAYERS, WAIT_S, contiguous, linked, put_all, some
 
 from kvrouter_store._core import BlockStatus, Segments, StoreServer

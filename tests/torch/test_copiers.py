@@ -213,7 +213,7 @@ def test_a_ring_serves_more_than_it_holds_and_gets_every_slot_back(
             copier.ring.release(0)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU: run with make gpu-check")
 @pytest.mark.parametrize("places", [[2, 0, 5], [1, 2, 3]])
 def test_a_gpu_keeps_the_contract(url: str, places: list[int]) -> None:
     from kvrouter_store.tensors.cuda import cuda_copier

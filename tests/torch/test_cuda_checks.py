@@ -156,7 +156,7 @@ def test_no_compiled_module_is_needed() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU: run on a machine without")
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main([])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.vllm.engines import ask, free_port
 from tests.vllm.services import Service
 

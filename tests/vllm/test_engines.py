@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes import openai_cases
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.vllm import choices, matrix
 from tests.vllm.asking import (
     Answer,

@@ -32,7 +32,8 @@ def guidellm(vllm_python: Path) -> Path:
             [MAKE, vllm_python], capture_output=True, text=True, timeout=MAKE_S, check=True
         )
     except subprocess.CalledProcessError as failed:
-        pytest.skip(f"guidellm cannot be installed: {failed.stderr.strip().splitlines()[-1:]}")
+        why = failed.stderr.strip().splitlines()[-1:]
+        pytest.skip(f"guidellm cannot be installed ({why}): run with tests/vllm/make_guidellm.sh")
     return Path(made.stdout.strip()).with_name("guidellm")
 
 

@@ -62,7 +62,7 @@ def test_the_connector_reaches_only_the_standard_library_itself_and_the_engine()
 def test_installing_it_changes_no_other_package(vllm_python: Path) -> None:
     before = others(vllm_python)
     if install_into(vllm_python) is not None:
-        pytest.skip("KVROUTER_VLLM_SITE stands in for an installation")
+        pytest.skip("nothing is installed: run without KVROUTER_VLLM_SITE")
     assert others(vllm_python) == before
     done = subprocess.run(
         [vllm_python, "-c", "import kvrouter_store; print(kvrouter_store.__file__)"],
@@ -79,7 +79,7 @@ def test_installing_it_changes_no_other_package(vllm_python: Path) -> None:
 @pytest.mark.timeout(700)
 def test_pip_has_nothing_to_say_against_it(vllm_python: Path, site: Path | None) -> None:
     if site is not None:
-        pytest.skip("KVROUTER_VLLM_SITE stands in for an installation")
+        pytest.skip("nothing is installed: run without KVROUTER_VLLM_SITE")
     complaints = pip(vllm_python, "check", fails=True)
     print(complaints)  # make_env.sh removes packages that vLLM requires and a CPU build cannot use
     assert "kvrouter" not in " ".join(complaints)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.vllm.asking import Answer, Question, difference, reference, token_prompt
 from tests.vllm.engines import BLOCK_TOKENS, Engine, EngineOptions, running, transfer_config
 from tests.vllm.models import TINY, model_folder

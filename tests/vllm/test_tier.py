@@ -16,7 +16,8 @@ from typing import Any, TextIO
 
 import pytest
 from tests.fakes.link import Link
-from tests.fakes.store import StoreProcess, eventually
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient

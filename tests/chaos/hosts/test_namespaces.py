@@ -13,7 +13,7 @@ def test_what_runs_inside_is_killed_with_what_started_it() -> None:
     try:
         own = own_namespaces()
     except NoHosts as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"{reason}: run as root on Linux")
     inside = (*own, "sh", "-c", "echo here && sleep infinity")
     outside = subprocess.Popen(
         (sys.executable, "-c", START, *inside), stdout=subprocess.PIPE, text=True

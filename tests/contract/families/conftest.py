@@ -1,6 +1,5 @@
 """A router before engines of one family, one such engine alone beside them, and a client."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from typing import Any
 
 import aiohttp
 import pytest_asyncio
-from tests.fakes.pd import PATIENCE_S, Json, Network, PdEngine, PlainEngine
+from tests.fakes.patience import until
+from tests.fakes.pd import Json, Network, PdEngine, PlainEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 from tests.fakes.pd_nixl import NixlEngine
@@ -38,12 +38,6 @@ STEERING: Json = {
     "disaggregated_params": {"request_type": "context_only"},
     "disagg_prefill_dp_rank": 3,
 }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -5,7 +5,8 @@ import json
 from typing import Any, cast
 
 import pytest
-from tests.contract.families.conftest import Open, ids, text, until
+from tests.contract.families.conftest import Open, ids, text
+from tests.fakes.patience import until
 from tests.fakes.pd import Network, PdEngine
 from tests.fakes.pd_sglang import SglangEngine
 

@@ -4,17 +4,8 @@ import asyncio
 import json
 
 import pytest
-from tests.contract.families.conftest import (
-    KINDS,
-    STEERING,
-    Open,
-    Site,
-    chat,
-    ids,
-    said,
-    text,
-    until,
-)
+from tests.contract.families.conftest import KINDS, STEERING, Open, Site, chat, ids, said, text
+from tests.fakes.patience import until
 from tests.fakes.pd import Json, PdEngine
 
 from kvrouter.engines.families import FAMILIES

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.contract.families.conftest import KINDS, Open, Site, ids, until
+from tests.contract.families.conftest import KINDS, Open, Site, ids
+from tests.fakes.patience import until
 from tests.fakes.pd import PdEngine
 
 from kvrouter.engines.families import FAMILIES

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.contract.families.conftest import Open, ids, until
+from tests.contract.families.conftest import Open, ids
+from tests.fakes.patience import until
 from tests.fakes.pd import PdEngine
 from tests.fakes.pd_nixl import NixlEngine
 

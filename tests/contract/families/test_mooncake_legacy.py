@@ -4,8 +4,9 @@ import asyncio
 import logging
 
 import pytest
-from tests.contract.families.conftest import KINDS, Open, chat, ids, until
+from tests.contract.families.conftest import KINDS, Open, chat, ids
 from tests.contract.families.test_detection import detected
+from tests.fakes.patience import until
 from tests.fakes.pd import Network, PdEngine
 from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 

@@ -7,14 +7,16 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 
 import msgspec
 import pytest
 import zmq
-from tests.contract.families.conftest import Open, Site, ids, text, until
+from tests.contract.families.conftest import Open, Site, ids, text
 from tests.contract.families.test_contract import EITHER, EVERY_PAIR, PINNING, leave
 from tests.contract.families.test_detection import detected
-from tests.fakes.pd import PATIENCE_S, Network, PdEngine
+from tests.fakes.patience import until
+from tests.fakes.pd import Network, PdEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_sglang import SglangEngine
 
@@ -294,13 +296,15 @@ async def publish(here: Site, engine: PdEngine, port: int, number: int, prompt: 
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(f"tcp://127.0.0.1:{port + number}")
-        payload, sequence = msgspec.msgpack.encode([0.0, [event], number]), 0
-        async with asyncio.timeout(PATIENCE_S):
-            while not here.app.core.index.match(hashes).get(target):  # (PUB drops early ones)
-                topic = f"kv@{engine.address}".encode()
-                publisher.send_multipart([topic, struct.pack(">Q", sequence), payload])
-                sequence += 1
-                await asyncio.sleep(0.01)
+        topic = f"kv@{engine.address}".encode()
+        payload = msgspec.msgpack.encode([0.0, [event], number])
+        sequence = count()
+
+        def publish() -> None:  # again and again: a PUB drops early ones
+            publisher.send_multipart([topic, struct.pack(">Q", next(sequence)), payload])
+
+        index = here.app.core.index
+        await until(lambda: index.match(hashes).get(target), meanwhile=publish)
     finally:
         context.destroy(linger=0)
 
@@ -334,11 +338,12 @@ async def test_events_of_a_rank_that_an_engine_has_not_are_counted(
         publisher = context.socket(zmq.PUB)
         publisher.connect(bind)
         with caplog.at_level(logging.WARNING):
-            async with asyncio.timeout(PATIENCE_S):
-                while not await here.metric('kvrouter:kv_event_total{kind="unknown_rank"}'):
-                    topic = f"kv@{here.decode[0].address}".encode()
-                    publisher.send_multipart([topic, struct.pack(">Q", 0), payload])
-                    await asyncio.sleep(0.01)
+            topic = f"kv@{here.decode[0].address}".encode()
+            await until(
+                lambda: here.metric('kvrouter:kv_event_total{kind="unknown_rank"}'),
+                meanwhile=lambda: publisher.send_multipart([topic, bytes(8), payload]),
+                look_s=0.01,
+            )
     finally:
         context.destroy(linger=0)
     assert "it has no data-parallel rank 9" in caplog.text

@@ -1,17 +1,18 @@
 """SGLang's KV events: pages under its own names, which the router maps by their tokens."""
 
-import asyncio
 import struct
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import msgspec
 import zmq
 from tests.contract.families.conftest import Open, Site
 from tests.contract.families.test_ranks import free_ports
-from tests.fakes.pd import PATIENCE_S, PdEngine
+from tests.fakes.patience import until
+from tests.fakes.pd import PdEngine
 from tests.fakes.pd_sglang import SglangEngine
 
 from kvrouter_store.identity.chain import hash_tokens, root_hash
@@ -45,16 +46,17 @@ async def publish(here: Site, engine: PdEngine, bind: str, events: list[Any], en
     """As the engine's publisher does, until the index has the block `end`."""
     target = here.app.core.pool.find(engine.address)
     assert target is not None
-    context, sequence = zmq.Context(), 0
+    context, sequence = zmq.Context(), count()
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(bind)
-        async with asyncio.timeout(PATIENCE_S):
-            while not here.app.core.index.match(end).get(target):  # (PUB drops early ones)
-                frames = struct.pack(">Q", sequence), msgspec.msgpack.encode([0.0, events])
-                publisher.send_multipart([f"kv@{engine.address}".encode(), *frames])
-                sequence += 1
-                await asyncio.sleep(0.01)
+        topic, payload = f"kv@{engine.address}".encode(), msgspec.msgpack.encode([0.0, events])
+
+        def publish() -> None:  # again and again: a PUB drops early ones
+            publisher.send_multipart([topic, struct.pack(">Q", next(sequence)), payload])
+
+        index = here.app.core.index
+        await until(lambda: index.match(end).get(target), meanwhile=publish)
     finally:
         context.destroy(linger=0)
 

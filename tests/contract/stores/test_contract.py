@@ -16,6 +16,7 @@ from tests.contract.stores.backends import (
     Prompt,
     started,
 )
+from tests.fakes.patience import until
 
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
@@ -51,21 +52,19 @@ class Asking:
         return await self.view.wait(wanted, deadline_s)
 
     async def until_connected(self) -> None:
-        async with asyncio.timeout(LONG_S):
-            while not self.view.peer.connected:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.view.peer.connected, LONG_S)
 
 
 @pytest_asyncio.fixture
 async def asking(kind: str, tmp_path: Path) -> AsyncIterator[Asking]:
     backend = await started(kind, tmp_path)
     view = foreign_store(backend.url)
-    paused = asyncio.Event()
+    paused, sleep = asyncio.Event(), view.sleep
 
     async def pause(seconds: float) -> None:
         if seconds:
             paused.set()
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
 
     view.sleep = pause
     await view.start(LONG_S)
@@ -185,9 +184,7 @@ async def test_a_landing_outlasts_a_store_that_answers_late_where_engines_need_i
     prompt = Prompt()
     await asking.backend.stall()
     waiting = asyncio.create_task(asking.wait(prompt))
-    async with asyncio.timeout(LONG_S):
-        while not (asking.view.peer.slow or waiting.done()):
-            await asyncio.sleep(0.01)
+    await until(lambda: asking.view.peer.slow or waiting.done(), LONG_S)
     await asking.backend.mend()
     await asking.backend.hold(prompt, range(BLOCKS))
     needed = asking.view.catalogue.keeps_engines

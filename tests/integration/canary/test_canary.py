@@ -1,6 +1,5 @@
 """What the canary samples, when it asks, what it calls a near tie, and what clients see of it."""
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,6 +10,7 @@ import aiohttp
 import pytest
 from tests.fakes.canary import canary_outcomes
 from tests.fakes.engine import FakeEngine, engines
+from tests.fakes.patience import until
 
 from kvrouter.app.build import build
 from kvrouter.app.lifecycle import App
@@ -117,9 +117,7 @@ class Site:
 
     async def outcomes(self, judged: int) -> Counter[str]:
         """How that many samples ended, once they all have."""
-        async with asyncio.timeout(PATIENT_S):
-            while self.judged.total() < judged:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.judged.total() >= judged, PATIENT_S)
         return self.judged
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.fakes.canary import canary_outcomes
+from tests.fakes.patience import until
 from tests.tools.doctor.conftest import BLOCK_TOKENS, Rig
 
 from kvrouter.app.build import build
@@ -50,9 +51,7 @@ class Site:
 
     async def outcomes(self, judged: int) -> Counter[str]:
         """How that many samples ended, once they all have."""
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(canary_outcomes(self.app).values()) < judged:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(canary_outcomes(self.app).values()) >= judged, PATIENCE_S)
         return canary_outcomes(self.app)
 
 

@@ -20,7 +20,7 @@ def of(backend: Backend, *addresses: str) -> dict[str, Role]:
 
 def breakable(backend: Backend) -> Backend:
     if isinstance(backend, FlagsBackend):
-        pytest.skip("flags cannot fail")
+        pytest.skip("does not apply: flags cannot fail")
     return backend
 
 
@@ -64,7 +64,7 @@ async def test_engines_come_and_go(backend: Backend) -> None:
 
 async def test_an_engine_can_have_another_role(backend: Backend) -> None:
     if len(backend.roles) < 2:
-        pytest.skip("such a source names engines of one role")
+        pytest.skip("does not apply: such a source names engines of one role")
     async with followed(backend.source()) as heard:
         for role in (Role.PREFILL, Role.DECODE, Role.BOTH, Role.DECODE):
             await backend.name({A: role, B: Role.DECODE})

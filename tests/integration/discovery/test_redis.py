@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import FakeEngine, engines
+from tests.fakes.patience import until
 from tests.fakes.redis import MISSING, RedisServer, redis_server
-from tests.integration.discovery.conftest import PATIENCE_S, Heard, followed
+from tests.integration.discovery.conftest import Heard, followed
 
 from kvrouter.credentials.tls import server_context
 from kvrouter.engines.engine import Role
@@ -135,9 +136,11 @@ async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: Red
 
 async def members(link: RedisClient, *addresses: str) -> None:
     """Return when the set holds exactly these."""
-    async with asyncio.timeout(PATIENCE_S):
-        while {m.decode() for m in await link.call("SMEMBERS", "kvrouter:engines")} != {*addresses}:
-            await asyncio.sleep(0.02)
+
+    async def are_named() -> bool:
+        return {m.decode() for m in await link.call("SMEMBERS", "kvrouter:engines")} == {*addresses}
+
+    await until(are_named)
 
 
 async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisClient) -> None:
@@ -190,12 +193,6 @@ async def entry(link: RedisClient, engine: FakeEngine) -> Any:
     except RedisFailed:
         return None
     return json.loads(value) if value is not None else None
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_register_keeps_an_engine_and_says_goodbye(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from tests.fakes.patience import until
 from tests.integration.gaps.meter import MOST_S, GapMeter
 from tests.unit.router.conftest import joined
 from tests.unit.router.prefix.events.test_tracker import BLOCK, Wire, make_wire, removed, stored
@@ -89,9 +90,17 @@ class Publisher:
         await asyncio.to_thread(self._socket.send_multipart, frames)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition, PATIENCE_S)
+
+    async def resent(self, before: int) -> None:
+        """Send until the router has more messages than before: until both are connected."""
+        counts = self.wire.tracker.counts
+        await until(
+            lambda: counts["messages"] != before,
+            PATIENCE_S,
+            meanwhile=lambda: self.send(batch()),
+            look_s=0.02,
+        )
 
     async def heard(self) -> None:
         """Return when the router has applied all that was sent before."""
@@ -111,9 +120,7 @@ async def publishing() -> AsyncIterator[Publisher]:
     socket.connect(subscriber.endpoint)
     made = Publisher(wire, socket)
     try:
-        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
-            await made.send(batch())
-            await asyncio.sleep(0.01)
+        await made.resent(0)  # a PUB drops what precedes the subscription
         await made.send(plausible())  # memory that is touched for the first time takes longer
         await made.heard()
         yield made
@@ -177,17 +184,9 @@ async def test_a_message_of_too_many_bytes_never_reaches_the_loop(publisher: Pub
     before = counts["messages"]
     async with GapMeter() as meter:
         await publisher.send(bytes(MAX_MESSAGE_BYTES + 1))  # ZMQ ends the connection
-        await resent(publisher, before)
+        await publisher.resent(before)
     assert meter.longest_s < MOST_S
     assert counts["malformed"] == counts["too_large"] == 0
-
-
-async def resent(publisher: Publisher, before: int) -> None:
-    """Send until the publisher is connected again."""
-    async with asyncio.timeout(PATIENCE_S):
-        while publisher.wire.tracker.counts["messages"] == before:
-            await publisher.send(batch())
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("payload", rows(WITHIN | BEYOND))
@@ -214,9 +213,9 @@ async def test_a_replay_takes_short_turns_too(payload: Payload) -> None:
             await asyncio.to_thread(
                 server.send_multipart, [asker, b"", b"", struct.pack(">q", -1), b""]
             )
-            async with asyncio.timeout(PATIENCE_S):
-                while (stream := tracker.stream(engine, 0)) is None or stream.asking:
-                    await asyncio.sleep(0.005)
+            await until(
+                lambda: (stream := tracker.stream(engine, 0)) and not stream.asking, PATIENCE_S
+            )
         assert meter.longest_s < MOST_S
     finally:
         replayer.close()

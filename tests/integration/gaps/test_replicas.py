@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from redis import Redis
+from tests.fakes.patience import until
 from tests.fakes.redis import MISSING, RedisServer, redis_server
 from tests.integration.gaps.meter import MOST_S, GapMeter
 
@@ -70,17 +71,17 @@ class Routers:
         await asyncio.to_thread(self.redis.publish, "gaps:routers", message)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition, PATIENCE_S)
 
     async def heard(self) -> None:
         """Return when the router has taken all that was published before, or lost it."""
         refused = self.group.counts["refused_version"]
-        async with asyncio.timeout(PATIENCE_S):
-            while self.group.counts["refused_version"] == refused:
-                await self.publish(msgspec.msgpack.encode([2]))
-                await asyncio.sleep(0.05)
+        await until(
+            lambda: self.group.counts["refused_version"] != refused,
+            PATIENCE_S,
+            meanwhile=lambda: self.publish(msgspec.msgpack.encode([2])),
+            look_s=0.05,
+        )
 
     async def close(self) -> None:
         await self.group.close()
@@ -95,8 +96,7 @@ async def routers(tmp_path: Any) -> Any:
     with RedisServer(tmp_path) as server:
         made = Routers(server)
         made.group.start(1)
-        while not await asyncio.to_thread(made.redis.publish, "gaps:routers", b""):
-            await asyncio.sleep(0.01)
+        await until(lambda: asyncio.to_thread(made.redis.publish, "gaps:routers", b""))
         yield made
         await made.close()
 

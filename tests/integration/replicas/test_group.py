@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest_asyncio
 from tests.fakes.engine import FakeEngine, engines
+from tests.fakes.patience import until
 from tests.fakes.redis import RedisServer
 
 from kvrouter.app.build import build
@@ -91,12 +92,6 @@ async def replica(redis: RedisServer) -> AsyncIterator[Open]:
             return Replica(app, port, http)
 
         yield open_replica
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def others(replica: Replica) -> int:
@@ -311,9 +306,12 @@ async def test_a_router_registers_and_its_key_goes_with_it(
         assert one.app.members.group is not None
         link = RedisClient(redis.url)
         key = f"kvrouter:router:{one.app.members.group.id}"
-        async with asyncio.timeout(PATIENCE_S):
-            while await link.call("GET", key) != one.app.members.group.name.encode():
-                await asyncio.sleep(0.02)
+        name = one.app.members.group.name.encode()
+
+        async def is_written() -> bool:
+            return bool(await link.call("GET", key) == name)
+
+        await until(is_written)
         assert 0 < await link.call("PTTL", key) <= 5000
         await one.app.close()
         assert await link.call("GET", key) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 from tests.fakes.engine import FakeEngine, engines
+from tests.fakes.patience import until
 from tests.fakes.redis import RedisServer
 
 from kvrouter.tools.demo.children import Child, Children
@@ -35,15 +36,15 @@ async def until_metric(
     http: aiohttp.ClientSession, router: Child, line: str, value: float | None
 ) -> None:
     """Returns once the series has that value; None: any but 0."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            async with http.get(f"{router.http}/metrics") as answer:
-                page = await answer.text()
-            rows = [row for row in page.splitlines() if row.startswith(line)]
-            found = float(rows[0].rsplit(" ", 1)[1]) if rows else 0.0
-            if found == value or (value is None and found):
-                return
-            await asyncio.sleep(0.05)
+
+    async def has_it() -> bool:
+        async with http.get(f"{router.http}/metrics") as answer:
+            page = await answer.text()
+        rows = [row for row in page.splitlines() if row.startswith(line)]
+        found = float(rows[0].rsplit(" ", 1)[1]) if rows else 0.0
+        return found == value or (value is None and found != 0)
+
+    await until(has_it, PATIENCE_S, look_s=0.05)
 
 
 async def test_of_a_router_that_is_killed_nothing_is_lost_but_its_open_streams(
@@ -66,9 +67,7 @@ async def test_of_a_router_that_is_killed_nothing_is_lost_but_its_open_streams(
             await until_metric(http, one, elsewhere, None)
             d.mode = e.mode = "held"
             under_way = [asyncio.create_task(status(http, url)) for _ in range(6)]
-            async with asyncio.timeout(PATIENCE_S):
-                while len(d.requests) + len(e.requests) < 7:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(d.requests) + len(e.requests) >= 7, PATIENCE_S)
             await children.kill(two)
             with suppress(aiohttp.ClientError):
                 await broken.content.read()

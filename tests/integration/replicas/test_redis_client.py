@@ -4,10 +4,11 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from pydantic import ValidationError
+from tests.fakes.patience import until
 from tests.fakes.redis import RedisServer
 
 from kvrouter.app.settings import RouterSettings
@@ -35,13 +36,14 @@ async def link_to(
 
 async def again(link: RedisClient) -> None:
     """Returns once Redis answers."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await link.call("PING")
-                return
-            except RedisFailed:
-                await asyncio.sleep(0.02)
+
+    async def answers() -> bool:
+        with suppress(RedisFailed):
+            await link.call("PING")
+            return True
+        return False
+
+    await until(answers, PATIENCE_S, look_s=0.02)
 
 
 class Heard:
@@ -195,24 +197,23 @@ async def test_a_listener_begins_anew_when_redis_is_back(redis: RedisServer, how
             redis.start()
         else:
             redis.stall()
-            async with asyncio.timeout(PATIENCE_S):
-                while not link.counts["failures"]:
-                    await asyncio.sleep(0.02)
+            await until(lambda: link.counts["failures"], PATIENCE_S)
             redis.resume()
         await heard.until(lambda: heard.begins >= 2)
-        async with link_to(redis) as other, asyncio.timeout(PATIENCE_S):
-            while not heard.messages:
-                await other.call("PUBLISH", "a", b"x")
-                await asyncio.sleep(0.02)
+        async with link_to(redis) as other:
+            await until(lambda: heard.messages, meanwhile=lambda: other.call("PUBLISH", "a", b"x"))
         assert heard.messages[0] == ("a", b"x")
 
 
 async def test_a_listener_stays_while_nothing_is_said(redis: RedisServer) -> None:
     heard = Heard()
     async with link_to(redis, idle_s=0.05) as quick, listening(quick, heard, "a"):
+
+        async def has_pinged() -> bool:
+            return (await commands_so_far(link)).get("ping", 0) >= 3
+
         async with link_to(redis) as link, asyncio.timeout(PATIENCE_S):
-            while (await commands_so_far(link)).get("ping", 0) < 3:
-                await asyncio.sleep(0.02)
+            await until(has_pinged, look_s=0.02)
             await link.call("PUBLISH", "a", b"x")
         await heard.until(lambda: heard.messages == [("a", b"x")])
         assert heard.begins == 1

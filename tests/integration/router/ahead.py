@@ -5,7 +5,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
-from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess, manifest_of, put_chain
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash

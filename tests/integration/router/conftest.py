@@ -132,12 +132,6 @@ def chat(**more: Any) -> Json:
     return {"model": "m", "messages": messages, "max_tokens": 4, **more}
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def metric(here: Site, line: str) -> float:
     _, body = await here.get("/metrics")
     found = [row for row in body.decode().splitlines() if row.startswith(line)]

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 from tests.fakes.engine import FakeEngine, engines
-from tests.integration.router.conftest import Json, Open, Site, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, Site, metric, text
 
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
@@ -349,13 +350,13 @@ async def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
 
         async def workers(*wanted: FakeEngine) -> None:
             addresses = {engine.address for engine in wanted}
-            async with asyncio.timeout(20):
-                while True:
-                    async with http.get(f"{router.http}/workers") as answer:
-                        cards = (await answer.json())["workers"]
-                    if {c["id"] for c in cards if c["status"] == "up"} == addresses:
-                        return
-                    await asyncio.sleep(0.02)
+
+            async def are_up() -> bool:
+                async with http.get(f"{router.http}/workers") as answer:
+                    cards = (await answer.json())["workers"]
+                return {c["id"] for c in cards if c["status"] == "up"} == addresses
+
+            await until(are_up, look_s=0.02)
 
         await workers(made[0])
         file.write_text(f"decode: [{made[1].address}]\nadmin: true\n")

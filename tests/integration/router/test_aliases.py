@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Json, Open, chat, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, chat, metric, text
 from tests.integration.router.test_keys import Keys
 from tests.integration.router.test_models import listed
 from tests.integration.router.test_passthrough import POSTED, offer, saying

@@ -8,6 +8,7 @@ import asyncio
 import json
 
 import pytest
+from tests.fakes.patience import until
 from tests.integration.router.conftest import Json, Open, Site, chat, text
 
 from kvrouter.engines.engine import Role
@@ -16,9 +17,7 @@ STREAM = {"stream": True}
 
 
 async def joined(here: Site, role: Role, count: int) -> None:
-    async with asyncio.timeout(10):
-        while len(here.app.core.pool.engines(role)) != count:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(here.app.core.pool.engines(role)) == count)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from tests.fakes.openai_cases import CHAT, COMPLETIONS, events
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
-from tests.integration.router.conftest import Json, until
+from tests.integration.router.conftest import Json
 
 from kvrouter.app.build import build
 from kvrouter.app.lifecycle import App

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Json, Open, Site, chat, metric, text, until
+from tests.fakes.patience import every, until
+from tests.integration.router.conftest import Json, Open, Site, chat, metric, text
 
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
@@ -63,9 +64,7 @@ def saying(*pieces: bytes, dies: bool = False) -> Say:
 
 async def commenting(exchange: Exchange) -> None:
     """Comments without an end, until the router leaves."""
-    while True:
-        exchange.write(COMMENT)
-        await asyncio.sleep(0.01)
+    await every(0.01, lambda: exchange.write(COMMENT))
 
 
 def error_of(body: bytes, path: str) -> Json:

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import msgspec
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Open, Site, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, text
 
 from kvrouter.control.page.model import Snapshot
 from kvrouter.http.failure import Failure
@@ -35,9 +36,12 @@ async def snapshot(here: Site) -> Snapshot:
 
 async def once(here: Site, condition: Callable[[Snapshot], bool]) -> Snapshot:
     """The document as soon as it says so; it is made anew a few times a second."""
-    async with asyncio.timeout(20):
-        while not condition(told := await snapshot(here)):
-            await asyncio.sleep(0.05)
+
+    async def says_so() -> Snapshot | None:
+        told = await snapshot(here)
+        return told if condition(told) else None
+
+    told: Snapshot = await until(says_so, look_s=0.05)
     return told
 
 

@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import AHEAD, ask, await_stat, both_began, land
-from tests.integration.router.conftest import Open, metric, until
+from tests.integration.router.conftest import Open, metric
 
 from kvrouter_store.client.blocking import StoreClient
 

@@ -15,7 +15,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from tests.fakes.engine import engines
-from tests.integration.router.conftest import Json, Open, Site, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, Site, text
 
 from kvrouter.app.process import drain
 from kvrouter.engines.engine import Role

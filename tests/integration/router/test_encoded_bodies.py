@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from tests.integration.router.conftest import Open, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, text
 from tests.integration.router.test_passthrough import offer, saying
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {

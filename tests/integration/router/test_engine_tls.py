@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority, Signed
 from tests.fakes.engine import FakeEngine, engines
-from tests.integration.router.conftest import Open, Site, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, text
 from tests.integration.router.test_passthrough import offer, saying
 
 from kvrouter.app.settings import RouterSettings

@@ -6,7 +6,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.integration.router.conftest import Open, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, metric, text
 
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role

@@ -9,7 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.integration.router.conftest import Open, Site, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, text
 
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings

@@ -7,7 +7,8 @@ from io import BytesIO
 import openai
 import pytest
 from tests.fakes.openai_cases import COMPLETIONS, events
-from tests.integration.router.conftest import Open, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, metric, text
 
 from kvrouter.openai.sse import MAX_EVENT_BYTES
 from kvrouter.telemetry.request_log import RequestLog

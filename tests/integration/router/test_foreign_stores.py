@@ -9,7 +9,8 @@ import pytest
 import pytest_asyncio
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.foreign_stores import FakeCoordinator, FakeMaster
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.http.server.exchange import Exchange
 from kvrouter_store.identity.chain import hash_tokens, root_hash

@@ -7,7 +7,8 @@ from io import BytesIO
 
 import aiohttp
 import pytest
-from tests.integration.router.conftest import Json, Open, Site, chat, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, Site, chat, text
 from tests.integration.router.test_comments import (
     CHATS,
     DONE,

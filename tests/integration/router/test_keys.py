@@ -10,7 +10,8 @@ import aiohttp
 import openai
 import pytest
 from tests.fakes.engine import FakeEngine, engines
-from tests.integration.router.conftest import Open, Site, chat, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, chat, metric, text
 from tests.integration.router.test_passthrough import POSTED, offer, saying, streaming
 
 from kvrouter.credentials.caller_keys import file_line, new_key

@@ -9,10 +9,11 @@ import pytest
 from tests.fakes.discovery import QUICK, KubernetesBackend, kubernetes_server
 from tests.fakes.engine import FakeEngine
 from tests.fakes.kubernetes import KubernetesServer
+from tests.fakes.patience import until
 from tests.fakes.pd import Network
 from tests.fakes.pd_sglang import SglangEngine
 from tests.fakes.pods import pod
-from tests.integration.router.conftest import Open, Site, until
+from tests.integration.router.conftest import Open, Site
 from tests.integration.router.test_membership import Traffic, decoding, neighbours
 
 from kvrouter.membership import discovery

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
-from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess, manifest_of, put_chain
 from tests.integration.router.conftest import Json, Open, chat, metric, text
 
 from kvrouter.prefix.stores.base import StoreMatch

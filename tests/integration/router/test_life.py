@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from tests.fakes.link import Link
-from tests.integration.router.conftest import until
+from tests.fakes.patience import until
 
 from kvrouter.app.build import build
 from kvrouter.app.lifecycle import App

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess, put_chain
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.engines.engine import Role
 from kvrouter_store.client.blocking import StoreClient

@@ -5,7 +5,8 @@ import json
 import pytest
 from tests.fakes.descriptors import no_descriptor_left
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Open, Site, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, text
 from tests.integration.router.test_failures import answering
 
 from kvrouter.engines.breaker import BreakerState

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.fakes.discovery import KINDS, Backend, backend_of
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.fakes.patience import every, until
+from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.engines.engine import Role
 
@@ -39,26 +40,22 @@ class Traffic:
 
     def __init__(self, here: Site) -> None:
         self._here = here
-        self._end = asyncio.Event()
         self._under_way: set[asyncio.Task[None]] = set()
         self.answered = 0
         self.failed: list[object] = []
 
     async def __aenter__(self) -> "Traffic":
-        self._pace = asyncio.create_task(self._run())
+        self._pace = asyncio.create_task(every(PACE_S, self._send))
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._end.set()
-        await self._pace
+        self._pace.cancel()
         await asyncio.gather(*self._under_way)
 
-    async def _run(self) -> None:
-        while not self._end.is_set():
-            task = asyncio.create_task(self._ask(stream=len(self._under_way) % 2 == 0))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-            await asyncio.sleep(PACE_S)
+    def _send(self) -> None:
+        task = asyncio.create_task(self._ask(stream=len(self._under_way) % 2 == 0))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _ask(self, *, stream: bool) -> None:
         status, _, body = await self._here.post(text(stream=stream))

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, metric, text
 from tests.integration.router.test_aliases import versions
 from tests.integration.router.test_keys import Keys
 

@@ -17,6 +17,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.fakes.mooncake import free_ports
+from tests.fakes.patience import every, until
 from tests.fakes.store import RUN, StoreProcess, chain_of, manifest_of, put_chain
 from tests.unit.router.conftest import Clock
 
@@ -112,12 +113,7 @@ class Router:
         replays = {place: node.replay_port for place, node in places.items() if asks}
         self.index = NodeIndex(blocks, heard if ports is None else ports, replays, clock)
         self.index.follow([node.url for node in nodes])
-        self._ticking = asyncio.create_task(self._tick())
-
-    async def _tick(self) -> None:
-        while True:
-            self.index.tick()
-            await asyncio.sleep(0.05)
+        self._ticking = asyncio.create_task(every(0.05, self.index.tick))
 
     def held(self, chain: bytes = CHAIN, manifest: Manifest = MANIFEST) -> dict[str, int]:
         return self.index.match([CacheGroup(manifest.digest.hex())], chain)
@@ -126,15 +122,11 @@ class Router:
         return dict(self.index.states())[node.url]
 
     async def is_known(self, node: Node, reason: Reason) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.reason(node) is not reason:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.reason(node) is reason, PATIENCE_S)
 
     async def holds(self, node: Node, blocks: int | None) -> None:
         """Wait until the node is known to hold so many blocks; None: until it is not known."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.held().get(node.url) != blocks:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.held().get(node.url) == blocks, PATIENCE_S)
 
     def close(self) -> None:
         self._ticking.cancel()
@@ -169,9 +161,7 @@ async def test_a_router_knows_what_a_node_holds_and_what_it_holds_no_longer(
     await here.holds(node, BLOCKS - 4)
     assert here.held(manifest=OTHER) == {node.url: 0}
     await node.put(CHAIN[: 32 * 3], OTHER)
-    async with asyncio.timeout(PATIENCE_S):
-        while here.held(manifest=OTHER) != {node.url: 3}:
-            await asyncio.sleep(0.005)
+    await until(lambda: here.held(manifest=OTHER) == {node.url: 3}, PATIENCE_S)
 
 
 async def test_a_block_that_is_evicted_leaves_the_index(start: Start, router: Watch) -> None:
@@ -186,9 +176,9 @@ async def test_a_block_that_is_evicted_leaves_the_index(start: Start, router: Wa
 
     left = [await asyncio.to_thread(asked, chain) for chain in (CHAIN, more)]
     assert 0 < sum(left) < 24
-    async with asyncio.timeout(PATIENCE_S):
-        while [here.held(chain, big).get(node.url) for chain in (CHAIN, more)] != left:
-            await asyncio.sleep(0.005)
+    await until(
+        lambda: [here.held(chain, big).get(node.url) for chain in (CHAIN, more)] == left, PATIENCE_S
+    )
 
 
 @pytest.mark.parametrize("buffer_steps", [1000, 2])
@@ -237,17 +227,23 @@ async def test_what_a_node_finds_on_its_disk_is_known_after_a_restart(
 
 
 async def test_messages_that_are_lost_are_asked_for_again(start: Start, router: Watch) -> None:
-    node = start()
-    async with Forgetful(node.port, lambda count, _: count % 2 == 0) as port:
+    node, heard, extra = start(), list[int](), itertools.count(1)
+
+    def forgets(count: int, _: int) -> bool:
+        heard.append(count)
+        return count % 2 == 0
+
+    async def put_more() -> None:  # what follows shows what was lost
+        await node.put(chain_of(next(extra), "x"))
+
+    async with Forgetful(node.port, forgets) as port:
         here = router(node, ports={"": port})
+        await until(lambda: heard, PATIENCE_S, meanwhile=put_more)
         for blocks in range(1, BLOCKS + 1):
+            before = len(heard)
             await node.put(CHAIN[: 32 * blocks])
-            await asyncio.sleep(0.02)  # a message for each
-        extra = 0
-        async with asyncio.timeout(PATIENCE_S):
-            while here.held().get(node.url) != BLOCKS:
-                extra += 1
-                await node.put(chain_of(extra, "x"))  # what follows shows what was lost
+            await until(lambda before=before: len(heard) > before, PATIENCE_S)
+        await until(lambda: here.held().get(node.url) == BLOCKS, PATIENCE_S, meanwhile=put_more)
         assert here.index.counts["gaps"]
 
 

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import pytest
 from tests.fakes.engine import FakeEngine
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import IDS, MANIFEST, land
-from tests.integration.router.conftest import Json, Open, Site, chat, metric, text, until
+from tests.integration.router.conftest import Json, Open, Site, chat, metric, text
 
 from kvrouter.access.callers import Caller
 from kvrouter.credentials.caller_keys import Key

@@ -15,6 +15,7 @@ import pytest_asyncio
 from pydantic import SecretStr
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import engines
+from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, Site, text
 
 from kvrouter.access.ports import Ports
@@ -211,11 +212,16 @@ async def test_a_process_reads_keys_and_certificates_again_on_sighup(
         for name, path in shown(certificates).items():
             Path(path).replace(files[name])
         os.kill(router.pid, signal.SIGHUP)
+
+        async def keys_are_new() -> bool:
+            return await asked(other) == 200
+
+        async def certificate_is_new() -> bool:
+            return await asyncio.to_thread(serial, port, certificates) != first
+
         async with asyncio.timeout(30):
-            while await asked(other) != 200:
-                await asyncio.sleep(0.05)
-            while await asyncio.to_thread(serial, port, certificates) == first:
-                await asyncio.sleep(0.05)
+            await until(keys_are_new, look_s=0.05)
+            await until(certificate_is_new, look_s=0.05)
         assert await asked(key) == 401
         router.process.terminate()
         assert await router.process.wait() == 0

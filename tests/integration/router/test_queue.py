@@ -6,7 +6,8 @@ import json
 import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Open, Site, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings

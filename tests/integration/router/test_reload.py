@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text, until
+from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text
 from tests.integration.router.test_failures import answering
 from tests.integration.router.test_passthrough import offer
 from tests.unit.router.admission.test_tenants import request

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.link import Link
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
-from tests.integration.router.conftest import until
+from tests.fakes.patience import until
 
 from kvrouter.app.build import build
 from kvrouter.app.lifecycle import App

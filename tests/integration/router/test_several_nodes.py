@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.mooncake import free_ports
-from tests.fakes.store import StoreProcess, eventually, put_chain
+from tests.fakes.patience import eventually, until
+from tests.fakes.store import StoreProcess, put_chain
 from tests.integration.router.ahead import AHEAD, MANIFEST
-from tests.integration.router.conftest import Json, Open, Site, metric, text, until
+from tests.integration.router.conftest import Json, Open, Site, metric, text
 
 from kvrouter.app.core import STORE_DEADLINE_S
 from kvrouter.engines.engine import Role

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Json, Open, Site, chat, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, Site, chat, metric, text
 from tests.integration.router.test_keys import Keys
 from tests.integration.router.test_passthrough import offer, saying
 from tests.integration.router.test_usage import USAGE

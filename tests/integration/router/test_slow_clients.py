@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.integration.router.conftest import Open, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Open, metric, text
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
 

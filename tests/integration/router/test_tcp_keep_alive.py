@@ -5,8 +5,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
-from tests.integration.router.conftest import Open, text, until
+from tests.integration.router.conftest import Open, text
 from tests.integration.router.test_ports import ports
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient

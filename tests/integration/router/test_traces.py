@@ -10,9 +10,10 @@ import pytest
 import pytest_asyncio
 from tests.fakes.collector import Collector, Seen, collector
 from tests.fakes.engine import FakeEngine
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import IDS, MANIFEST, land
-from tests.integration.router.conftest import Open, chat, metric, text, until
+from tests.integration.router.conftest import Open, chat, metric, text
 
 from kvrouter.telemetry.request_log import RequestLog
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Json, Open, Site, metric, text, until
+from tests.fakes.patience import until
+from tests.integration.router.conftest import Json, Open, Site, metric, text
 from tests.integration.router.test_keys import Keys
 
 from kvrouter.openai.request import parse

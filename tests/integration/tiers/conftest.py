@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
 def mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeStore]:
     """Mooncake Store of this test's own. Tiers of this test find its package."""
     if not MOONCAKE:
-        pytest.skip("there is no Mooncake Store (.ci/run tiers brings it)")
+        pytest.skip("there is no Mooncake Store: run with .ci/stages/tiers.sh")
     monkeypatch.syspath_prepend(MOONCAKE)
     monkeypatch.setenv("PYTHONPATH", MOONCAKE)
     with MooncakeStore(tmp_path, Path(MOONCAKE)) as servers:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.fakes.mooncake import MooncakeStore
+from tests.fakes.patience import until
 from tests.fakes.redis import RedisCluster, RedisServer
 from tests.integration.tiers.test_contract import values
 
@@ -38,13 +39,6 @@ async def guarded(url: str, memory: Memory) -> AsyncIterator[Guard]:
     finally:
         keeping.cancel()
         await asyncio.wait({keeping})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the guard's own task does."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def timed(call: Awaitable[Any]) -> tuple[Any, float]:
@@ -136,9 +130,11 @@ async def test_a_cluster_is_used_while_the_master_named_first_is_away(
         items = values(memory, 500, 60)
         assert 20 < (await guard.store(items)).count(OK) < 60
         getattr(first, back)()
-        async with asyncio.timeout(PATIENCE_S):
-            while await guard.store(items) != [OK] * 60:
-                await asyncio.sleep(0.05)
+
+        async def are_stored() -> bool:
+            return await guard.store(items) == [OK] * 60
+
+        await until(are_stored, look_s=0.05)
         assert guard.up
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.mooncake import MooncakeStore, free_ports
+from tests.fakes.patience import eventually, until
 from tests.fakes.redis import RedisCluster, RedisServer
 from tests.fakes.store import (
     HASH_BYTES,
@@ -15,7 +16,6 @@ from tests.fakes.store import (
     StoreProcess,
     chain_of,
     content_of,
-    eventually,
     manifest_of,
     put_chain,
 )
@@ -131,9 +131,8 @@ async def test_what_goes_to_a_tier_is_published_too_and_once_where_the_tier_was_
 
     async def published(chain: bytes, blocks: int) -> None:
         await asyncio.to_thread(put, node, chain)
-        async with asyncio.timeout(20):
-            while index.match([CacheGroup(MANIFEST.digest.hex())], chain) != {node.url: blocks}:
-                await asyncio.sleep(0.01)
+        group = CacheGroup(MANIFEST.digest.hex())
+        await until(lambda: index.match([group], chain) == {node.url: blocks})
 
     try:
         index.follow([node.url])

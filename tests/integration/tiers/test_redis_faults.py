@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio.cluster
 from tests.fakes.certificates import Authority
+from tests.fakes.patience import until
 from tests.fakes.redis import MISSING, RedisCluster, RedisServer, redis_server
 from tests.integration.tiers.test_contract import blank, bytes_of, values
-from tests.integration.tiers.test_faults import PATIENCE_S, guarded
+from tests.integration.tiers.test_faults import guarded
 
 from kvrouter_store.tiers import redis as redis_tier
 from kvrouter_store.tiers.base import Memory, Tier, TierAway, TierStatus
@@ -91,9 +92,11 @@ async def test_keys_that_no_master_has_leave_the_others_there(
 async def leave(cluster: RedisCluster, key: str) -> None:
     """Have no master of the cluster serve a key."""
     slot = cluster.masters[0].command("CLUSTER", "KEYSLOT", key)
-    async with asyncio.timeout(PATIENCE_S):
-        while await asyncio.to_thread(served, cluster, slot):
-            await asyncio.sleep(0.01)  # a master that has not heard of it may say the opposite
+
+    async def is_left() -> bool:  # a master that has not heard of it may say the opposite
+        return not await asyncio.to_thread(served, cluster, slot)
+
+    await until(is_left)
 
 
 def served(cluster: RedisCluster, slot: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
+from tests.fakes.patience import until
 from tests.tools.sim.conftest import LiveSim
 
 from kvrouter.app.build import build
@@ -59,7 +60,11 @@ async def test_what_is_lost_on_the_way_is_asked_for_again(
                 body = {"model": "tiny", "prompt": list(range(start, start + 32)), "max_tokens": 1}
                 async with http.post(url, json=body) as answer:
                     assert answer.status == 200
-            while (now := await state(app))[0] != "exact" or now[1] < 40:
-                await asyncio.sleep(0.02)
+
+            async def is_known() -> bool:
+                confidence, blocks = await state(app)
+                return confidence == "exact" and blocks >= 40
+
+            await until(is_known, 60, look_s=0.02)
     finally:
         await app.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.gauges import assert_gauges_return, held
+from tests.fakes.patience import eventually
 from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, url_of
-from tests.fakes.store import eventually
 from tests.tools.sim.conftest import LiveSim
 
 from kvrouter.tools.sim import engine as sim_engine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.tools.sim.conftest import LiveSim
 
 from kvrouter.tools.sim.store_link import sim_manifest

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest_asyncio
+from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.tools.sim.conftest import LiveSim
 
@@ -60,9 +61,7 @@ class Fleet:
         index, tracker, engine = self.app.core.index, self.app.core.tracker, self.decode(model)
         assert tracker is not None
         blocks = tokens // BLOCKS[model]
-        async with asyncio.timeout(20):
-            while index.match(hashes).get(engine, 0) != blocks or not tracker.trusts(engine):
-                await asyncio.sleep(0.01)
+        await until(lambda: index.match(hashes).get(engine, 0) == blocks and tracker.trusts(engine))
 
 
 Open = Callable[..., Any]

@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionUserMessageParam
+from tests.fakes.patience import until
 
 from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.demo.figures import Counted
@@ -190,9 +191,12 @@ async def test_clients_that_leave_leave_nothing_behind(path: Cluster) -> None:
         async for _ in stream:
             break
         await stream.close()
-    async with asyncio.timeout(20):
-        while await running(path) or await path.stat("leases") or await path.stat("waits"):
-            await asyncio.sleep(0.05)
+
+    async def is_idle() -> bool:
+        waits = await running(path) or await path.stat("leases") or await path.stat("waits")
+        return not waits
+
+    await until(is_idle, look_s=0.05)
     assert await path.stat("reserved_blocks") == 0
 
 

@@ -17,6 +17,7 @@ from tests.fakes.store import StoreProcess
 
 from kvrouter_store.log import MAX_TEXT, JsonFormatter, LogWriter, PlainFormatter
 
+pytestmark = pytest.mark.slow
 FIELDS = {"time", "level", "logger", "message"}
 
 

@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
-from tests.fakes.store import Memory, eventually
+from tests.fakes.store import Memory
 from tests.fakes.whole_store import (
     BLOCK,
     CHAIN,
@@ -290,7 +291,7 @@ class WholeStore(PutsThatStop):
         self.model.restart()
         self.evictions = 0
         for guest in self.guests:
-            assert eventually(lambda g=guest: not any(lease.held for lease, _ in g.leases))  # type: ignore[misc]
+            assert eventually(lambda g=guest: not any(lease.held for lease, _ in g.leases))
             guest.give_up_reservations()
             guest.unaware = False
         tally["deaths"] += 1

@@ -21,6 +21,7 @@ from kvrouter.options.load import load
 from kvrouter.options.option import options
 from kvrouter.tools.docs.configuration import configuration_page
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[4]
 ENGINES = ["--prefill", "p:1", "--decode", "d:1"]
 

@@ -1,8 +1,7 @@
 """Bytes that come behind an answer belong to nobody: no other request gets them."""
 
-import asyncio
-
 import pytest
+from tests.fakes.patience import taken
 from tests.unit.router.http.test_client import (
     CHUNKED,
     LATER,
@@ -46,7 +45,7 @@ async def test_bytes_behind_an_answer_reach_no_other_request(
         await peer.request()
         if kind == "cut":
             await peer.say(ANSWERS[kind])
-            await asyncio.sleep(0.01)  # so that they arrive apart
+            await taken()
             await peer.say(b"\r\n2\r\nok\r\n0\r\n\r\n" + extra)
         else:
             await peer.say(ANSWERS[kind] + extra)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
+from tests.fakes.patience import every, taken, until_still
 
 from kvrouter.http.client.pool import ConnectionPool, Deadlines, OpenConnections, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
@@ -131,7 +132,7 @@ def saying(*pieces: bytes) -> Script:
         await peer.request()
         for piece in pieces:
             await peer.say(piece)
-            await asyncio.sleep(0.01)  # so that they arrive apart
+            await taken()
         await peer.end()
 
     return script
@@ -390,12 +391,13 @@ async def test_a_comment_without_an_end_is_no_answer(start: Start, head: bytes) 
 async def test_comments_do_not_put_a_deadline_off(start: Start, head: bytes, begun: bool) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
-        pieces = [b"data: a\n\n"] * begun + [b": a\n\n"] * 200
+        event, comment = b"data: a\n\n", b": a\n\n"
+        if head is CHUNKED:
+            event, comment = chunks(event)[0], chunks(comment)[0]
         await peer.say(head)
-        for piece in chunks(*pieces) if head is CHUNKED else pieces:
-            await peer.say(piece)
-            await asyncio.sleep(0.01)
-        await peer.end()
+        if begun:
+            await peer.say(event)
+        await every(0.01, lambda: peer.say(comment))
 
     pool, _ = await start(script)
     answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
@@ -487,10 +489,7 @@ async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
     sink = Sink()
     sink.paused = True
     task = asyncio.create_task(answer.relay_to(sink, 20))
-    before = -1
-    while before != sent or not sent:
-        before = sent
-        await asyncio.sleep(0.1)
+    await until_still(lambda: sent)
     assert sent < 512 * 65536
     timer.sweep(asyncio.get_running_loop().time() + 1000)
     await asyncio.sleep(0)
@@ -514,10 +513,7 @@ async def test_a_stream_that_is_never_asked_for_is_not_read_without_bound(start:
 
     pool, _ = await start(floods)
     answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
-    before = -1
-    while before != sent or not sent:
-        before = sent
-        await asyncio.sleep(0.1)
+    await until_still(lambda: sent)
     assert sent < 64 << 20
     answer.close()
 

@@ -72,6 +72,7 @@ async def test_a_server_that_drains_serves_on_and_says_that_it_closes(
         await server.emptied()
 
 
+@pytest.mark.slow
 async def test_a_head_that_does_not_come_keeps_a_server_for_two_seconds_only(
     serve: Serve, dial: Dial
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
+from tests.fakes.patience import taken
 from tests.unit.router.http.conftest import GET, Wire, post
 
 from kvrouter.credentials.tls import client_context, server_context
@@ -24,6 +25,7 @@ from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 
+pytestmark = pytest.mark.slow
 OF_A_CONNECTION = frozenset(
     {
         *("Connection", "Reader", "Exchange", "HttpRequestParser", "HeaderFields"),
@@ -201,7 +203,7 @@ async def test_a_closed_connection_to_an_engine_leaves_nothing(
                 if piece:
                     writer.write(piece)
                     await writer.drain()
-                    await asyncio.sleep(0.005)  # so that pieces come one by one
+                    await taken()
                 else:
                     writer.transport.abort()
             await reader.read()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fakes.patience import taken, until
 from tests.unit.router.http.conftest import GET, Dial, Serve, Wire, hello, post
 
 from kvrouter.http.server.exchange import Exchange
@@ -186,7 +187,7 @@ async def test_what_follows_a_body_is_bounded_too(serve: Serve, dial: Dial, endl
     wire.send(framed(b"Transfer-Encoding: chunked", body=b"1\r\na\r\n" + size))
     for _ in range(20):
         wire.send(endless)
-        await asyncio.sleep(0.005)  # so that it comes in many pieces
+        await taken()
     status, headers, _ = await wire.answer()
     assert (status, headers["connection"]) == (431, "close")
 
@@ -209,10 +210,7 @@ async def test_a_request_that_drips_has_no_longer_than_one_that_stops(
     wire = await dial(server)
     wire.send(first)
     answer = asyncio.create_task(wire.answer())
-    async with asyncio.timeout(10):
-        while not answer.done():
-            wire.send(drop)
-            await asyncio.sleep(0.01)
+    await until(answer.done, meanwhile=lambda: wire.send(drop), look_s=0.01)
     assert (await answer)[0] == 408
 
 

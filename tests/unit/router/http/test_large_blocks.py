@@ -26,7 +26,9 @@ print(libc.mallinfo2().hblkhd - before >= BYTES)
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 tells it")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no mallinfo2: run with glibc 2.33"
+)
 @pytest.mark.parametrize(
     ("called", "size", "apart"),
     [(True, LARGE_BYTES, True), (True, LARGE_BYTES // 2, False), (False, 1 << 20, False)],

@@ -444,6 +444,7 @@ async def test_a_silent_connection_makes_way_for_a_request(
     assert [(await each.answer())[0] for each in silent] == [503, 503]
 
 
+@pytest.mark.slow
 async def test_a_request_in_progress_makes_way_for_nobody(serve: Serve, dial: Dial) -> None:
     server = await holding(serve, dial, patience_s=0)
     assert (await (await dial(server)).answer())[0] == 503

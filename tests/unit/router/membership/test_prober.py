@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.fakes.patience import until
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
@@ -60,7 +61,7 @@ class FakeEngine:
 
     async def health(self, request: web.Request) -> web.Response:
         if self.hang:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503, text="ill" * 200)
 
     async def list_models(self, request: web.Request) -> web.Response:
@@ -72,7 +73,7 @@ class FakeEngine:
 
     async def keep_silent(self, page: str) -> None:
         if page in self.silent:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
 
     async def tell_openapi(self, request: web.Request) -> web.Response:
         await self.keep_silent("/openapi.json")
@@ -123,12 +124,6 @@ async def bench() -> AsyncIterator[Bench]:
 async def first_probe(prober: Prober, engine: Engine) -> None:
     prober.watch(engine)
     await prober.probed()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_an_engine_is_identified_when_it_joins(bench: Bench) -> None:

@@ -1,11 +1,12 @@
 """The asyncio client: pipelined, kept up in the background, and nothing left behind by a caller."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from tests.fakes.link import Link
+from tests.fakes.patience import until
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
 from kvrouter.prefix.groups import wait_landed
@@ -24,12 +25,6 @@ PATIENCE_S = 10.0
 async def aio(url: str) -> AsyncIterator[AsyncStoreClient]:
     async with AsyncStoreClient(url, name="router") as client:
         yield client
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_control_operations_answer(aio: AsyncStoreClient, client: StoreClient) -> None:

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.link import Link
-from tests.fakes.store import (
-    Memory,
-    chain_of,
-    content_of,
-    eventually,
-    manifest_of,
-    overwrite_stored,
-    put_chain,
-)
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, content_of, manifest_of, overwrite_stored, put_chain
 
 from kvrouter_store._core import BlockStatus, StoreServer, gather
 from kvrouter_store.client.blocking import StoreClient

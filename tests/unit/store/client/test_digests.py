@@ -5,16 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
-from tests.fakes.store import (
-    HASH_BYTES,
-    Memory,
-    chain_of,
-    content_of,
-    eventually,
-    manifest_of,
-    put_chain,
-)
+from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of, put_chain
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, StatusesReply, StoreServer

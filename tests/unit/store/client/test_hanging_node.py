@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.fakes.link import Link
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client import batches
@@ -15,6 +16,7 @@ from kvrouter_store.client.executor import PROBE_S
 from kvrouter_store.connection import deadline
 from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
 BATCH, BLOCKS = 48, 20 * 48
 HALF_BYTES = BLOCKS * 4096 // 2

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.store import Memory, chain_of, content_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, content_of, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
+from tests.fakes.patience import until
 from tests.fakes.store import Memory, chain_of, manifest_of
-from tests.unit.store.client.test_asyncio_client import until
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, Op
@@ -25,6 +25,7 @@ from kvrouter_store.connection.channel import Access, Channel, Credentials, Link
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreRefused, StoreUnavailable
 
+pytestmark = pytest.mark.slow
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
 CHAIN = chain_of(3)

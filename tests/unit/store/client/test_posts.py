@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
-from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, StoreServer

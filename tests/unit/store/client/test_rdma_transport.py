@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.fakes.gauges import assert_gauges_return, held
+from tests.fakes.patience import eventually
 from tests.fakes.rdma import StandIn, attachable
-from tests.fakes.store import Memory, chain_of, content_of, eventually, manifest_of, put_chain
+from tests.fakes.store import Memory, chain_of, content_of, manifest_of, put_chain
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, Segments, StoreServer

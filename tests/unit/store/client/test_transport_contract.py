@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.certificates import Authority
+from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
 from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, overwrite_over_rdma, url_of
@@ -16,7 +17,6 @@ from tests.fakes.store import (
     Memory,
     chain_of,
     content_of,
-    eventually,
     manifest_of,
     overwrite_stored,
     put_chain,
@@ -65,7 +65,7 @@ def server(
 ) -> Iterator[Server]:
     if kind == "beside":
         if not digests:
-            pytest.skip("the node on the other machine has digests")
+            pytest.skip("does not apply: the node on the other machine has digests")
         with contextlib.closing(NodeBeside()) as beside:
             yield beside
         return

@@ -6,6 +6,7 @@ import sys
 import pytest
 from tests.fakes.store import ROOT
 
+pytestmark = pytest.mark.slow
 BEGIN = """
 import logging, threading
 from tests.fakes.store import Memory, chain_of, manifest_of, put_chain

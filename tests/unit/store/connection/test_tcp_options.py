@@ -42,7 +42,9 @@ def paced() -> Iterator[tuple[socket.socket, socket.socket]]:
             try:
                 near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, PACED)
             except OSError:
-                pytest.skip("this host has no congestion control that paces")
+                pytest.skip(
+                    f"no congestion control that paces: run with modprobe tcp_{PACED.decode()}"
+                )
             yield near, far
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.certificates import Authority
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
-from tests.unit.store.client.test_asyncio_client import until
+from tests.fakes.patience import eventually, until
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import BlockStatus, Segments, StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient

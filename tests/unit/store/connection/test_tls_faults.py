@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.link import Link
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.patience import until
 from tests.fakes.store import chain_of, manifest_of, put_chain
-from tests.unit.store.client.test_asyncio_client import until
 
 from kvrouter_store import _core
 from kvrouter_store._core import StoreServer

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.link import Link
-from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.landings import Landings
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of()
 LONG_S = 60.0
 DEADLINE_S = 3.0  # of a node on a busy machine

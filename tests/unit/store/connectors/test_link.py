@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.fakes.store import eventually
+from tests.fakes.patience import eventually
 from tests.fakes.store_client import FakeClient, chain_of
 
 from kvrouter_store._core import BlockStatus, StoreServer

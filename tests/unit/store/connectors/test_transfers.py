@@ -3,8 +3,9 @@
 import threading
 
 import pytest
+from tests.fakes.patience import eventually
 
-from kvrouter_store.connectors.transfers import Transfers
+from kvrouter_store.connectors.transfers import Finished, Transfers
 
 
 def test_a_transfer_is_told_of_once_when_it_has_ended() -> None:
@@ -34,8 +35,13 @@ def test_the_works_of_a_transfer_run_beside_one_another_and_end_together() -> No
 
     transfers.submit(5, [first, second])
     transfers.submit(6, [lambda: [4]])  # in the thread that the first one leaves
-    while not (done := transfers.take()):
-        assert not gate.wait(0.001)
+    done = list[Finished[int]]()
+
+    def took() -> bool:
+        done.extend(transfers.take())
+        return bool(done)
+
+    assert eventually(took)
     assert [each.job_id for each in done] == [6]
     gate.set()
     transfers.drain()

@@ -1,11 +1,11 @@
 """The sockets of a publisher: what strangers send to them stays nowhere."""
 
-import asyncio
 import os
 import socket
 from contextlib import suppress
 
 import pytest
+from tests.fakes.patience import until
 
 from kvrouter_store.events.publisher import EventSockets
 
@@ -32,8 +32,6 @@ async def test_peers_that_say_much_and_leave_are_noticed_although_nothing_is_pub
                 stranger.sendall(RUBBISH)
         for stranger in strangers:
             stranger.close()
-        async with asyncio.timeout(10):
-            while files() > before:
-                await asyncio.sleep(0.01)
+        await until(lambda: files() <= before)
     finally:
         sockets.close()

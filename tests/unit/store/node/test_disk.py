@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.fakes.disk import MANIFEST, POOL_BLOCKS, DiskNode, read
-from tests.fakes.store import chain_of, eventually, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import chain_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
@@ -15,6 +16,7 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.node.http_api import HttpApi
 from kvrouter_store.node.own_client import OwnClient
 
+pytestmark = pytest.mark.slow
 Start = Callable[..., DiskNode]
 
 

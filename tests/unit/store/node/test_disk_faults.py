@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from tests.fakes.disk import DISK, MANIFEST, DiskNode, read
 from tests.fakes.faulty_disk import FaultyDisk, built
-from tests.fakes.store import chain_of, eventually, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import chain_of, put_chain
 from tests.unit.store.node.test_disk_start import run_store
 
 from kvrouter_store.client.blocking import StoreClient
 
+pytestmark = pytest.mark.slow
 Start = Callable[..., DiskNode]
 BLOCKS = 8
 ERRORS = ("EIO", "ENOSPC", "EDQUOT")

@@ -16,6 +16,7 @@ from tests.fakes.store import HASH_BYTES, chain_of, put_chain
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
 
+pytestmark = pytest.mark.slow
 DATA_AT = 64 << 10  # where extents begin in kvstore.data
 STORM_CHAINS = 600  # of each of three writers: less than 512 MiB in all
 Start = Callable[..., DiskNode]
@@ -29,7 +30,7 @@ def test_a_restart_finds_again_what_was_durable(
     try:
         node = start_over_disk("--disk-io", io)
     except (ValueError, IndexError):
-        pytest.skip(f"{io} does not work here")
+        pytest.skip(f"{io} does not work here: run on Linux outside of containers")
     chains = node.fill(3)
     assert node.flush() == 48
     node.end(number)

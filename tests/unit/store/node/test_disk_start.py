@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.disk import DISK, DiskNode
 
+pytestmark = pytest.mark.slow
+
 
 def run_store(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("kvrouter")), "store", "--port", "0"]

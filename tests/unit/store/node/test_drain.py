@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.store import Memory, StoreProcess, chain_of, content_of, eventually, manifest_of
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, StoreProcess, chain_of, content_of, manifest_of
 from tests.fakes.store import put_chain as put
 
 from kvrouter_store import _core
@@ -18,6 +19,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.errors import KVStoreError
 
+pytestmark = pytest.mark.slow
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
 CHAIN = chain_of(2)

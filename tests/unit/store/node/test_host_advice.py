@@ -146,7 +146,7 @@ def cgroup() -> Iterator[Path]:
         name = "memory.max" if second else "memory.limit_in_bytes"
         (limited / name).write_text(str(64 << 20))
     except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")
+        pytest.skip(f"no cgroup can be made: {error}: run as root")
     try:
         yield inner
     finally:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient

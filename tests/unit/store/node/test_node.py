@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.store import RUN, StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import RUN, StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
@@ -22,6 +23,7 @@ from kvrouter_store.client.results import SharingRefusal
 from kvrouter_store.node.http_api import HttpApi
 from kvrouter_store.node.own_client import OwnClient
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
 
 

@@ -258,7 +258,7 @@ def test_a_divided_pool_tells_its_nodes() -> None:
     server = StoreServer(pool_bytes=64 * MIB, placement=placement)
     server.start()
     if server.placed.numa_error:
-        pytest.skip(f"mbind is not allowed here: errno {server.placed.numa_error}")
+        pytest.skip(f"mbind: errno {server.placed.numa_error}: run with CAP_SYS_NICE")
     assert server.placed.numa_regions == 2
     *_, nodes = placement_notes(PlacementPlan(placement), server.placed)
     assert nodes.sentence == "the pool is divided among the NUMA nodes 0, 0"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.store import (
     HASH_BYTES,
     RUN,
@@ -22,7 +23,6 @@ from tests.fakes.store import (
     StoreProcess,
     chain_of,
     content_of,
-    eventually,
     manifest_of,
 )
 
@@ -31,6 +31,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.free_memory import reader
 from kvrouter_store.node.placement import plan
 
+pytestmark = pytest.mark.slow
 KIB = 1 << 10
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -101,14 +102,14 @@ def set_aside() -> Iterator[None]:
     """Huge pages for the length of a test; skips where they cannot be had."""
     before = SETTING.read_text() if SETTING.exists() else ""
     if not before or not HUGETLB.exists():
-        pytest.skip("this kernel has no huge pages of 2 MiB to set aside")
+        pytest.skip("no huge pages of 2 MiB: run on a kernel with CONFIG_HUGETLBFS")
     try:
         SETTING.write_text(str(int(before) + SET_ASIDE))
     except OSError as error:
-        pytest.skip(f"huge pages cannot be set aside here: {error}")
+        pytest.skip(f"huge pages cannot be set aside: {error}: run as root")
     try:
         if int((HUGETLB / "free_hugepages").read_text()) < SET_ASIDE // 2:
-            pytest.skip("this host found too little memory in one piece for huge pages")
+            pytest.skip("too little memory in one piece: run on a host with more of it")
         yield
     finally:
         SETTING.write_text(before)
@@ -120,7 +121,7 @@ def test_prefaulting_makes_huge_pages_and_clients_map_them_whole(
     with StoreProcess(tmp_path, "64MiB", "--prefault", "true") as node:
         told = stats_of(node)
         if not told["page_bytes.transparent"]:
-            pytest.skip(f"this kernel makes no huge pages of shared memory: {node.log}")
+            pytest.skip(f"no huge pages: run with shmem_enabled=advise: {node.log}")
         assert pages_of(node.pid, "Rss") == 64 * MIB
         assert pages_of(node.pid, "ShmemPmdMapped") == 64 * MIB
         assert node.says("transparent huge pages of 2.0MiB")

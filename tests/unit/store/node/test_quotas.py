@@ -18,6 +18,7 @@ from kvrouter_store.node.quotas import quota_bytes
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, quotas_of
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 BLOCK = 256 << 10
 POOL = 32 * MIB

@@ -25,10 +25,13 @@ from kvrouter_store.rdma.initiator import Initiator
 from kvrouter_store.rdma.options import RdmaOptions
 from kvrouter_store.rdma.ports import SYSFS
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent.parent
 TENANTS = [("one", "the token of one"), ("two", "the token of two")]
 MANIFEST = manifest_of()
-without_device = pytest.mark.skipif(SYSFS.exists(), reason="there is an RDMA device here")
+without_device = pytest.mark.skipif(
+    SYSFS.exists(), reason="an RDMA device: run on a machine without"
+)
 
 
 @pytest.fixture

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.certificates import Authority, Signed
-from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
+from tests.fakes.patience import eventually
+from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 from tests.unit.store.node.test_tls import ask, flags
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import Unauthorized, Untrusted
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
 CHAIN = chain_of(3)
 OLD, NEW, OTHERS = (secrets.token_hex(32) for _ in range(3))

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.stall import stall
 from tests.fakes.stopped_client import BLOCK, MANIFEST
 from tests.fakes.store import (
@@ -18,7 +19,6 @@ from tests.fakes.store import (
     StoreProcess,
     chain_of,
     content_of,
-    eventually,
     put_chain,
 )
 
@@ -26,6 +26,7 @@ from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.dialer import TransportName
 
+pytestmark = pytest.mark.slow
 S = BlockStatus
 SLOTS = 64
 HELD = SLOTS // 4  # what one client may hold

@@ -16,6 +16,7 @@ from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 
 from kvrouter_store.client.blocking import StoreClient
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
 PATH = {"PATH": os.environ["PATH"]}  # an editable install looks there for what rebuilds it
 TOKEN = sha256(b"token").hexdigest()  # tests are named by it: the same in every process

@@ -19,6 +19,7 @@ from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused
 from kvrouter_store.node.tls import tls_of
 
+pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
 TOKEN = secrets.token_hex(32)
 PATHS = ("/healthz", "/stats", "/metrics", "/engines", "/selftest", "/kvmap_len")

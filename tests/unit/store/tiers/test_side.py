@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tests.fakes.store import chain_of, eventually, put_chain
+import pytest
+from tests.fakes.patience import eventually
+from tests.fakes.store import chain_of, put_chain
 from tests.unit.store.tiers.test_blocks import CHAIN, HASHES, MANIFEST, VALUES
 from tests.unit.store.tiers.test_fetch import DictTier
 
@@ -67,6 +69,7 @@ def test_an_error_that_ends_the_tier_side_leaves_no_request_waiting(
         assert not up(server, tier)
 
 
+@pytest.mark.slow
 def test_what_the_tier_side_cannot_read_from_the_node_is_not_asked_of_the_tiers(
     server: StoreServer, url: str, client: StoreClient
 ) -> None:

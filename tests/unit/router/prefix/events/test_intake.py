@@ -3,10 +3,12 @@
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 import zmq
+from tests.fakes.patience import until
 from tests.unit.router.prefix.events.test_tracker import (
     IDS,
     TOKENS,
@@ -40,12 +42,6 @@ async def subscriber(wire: Wire) -> AsyncIterator[EventSubscriber]:
     context.destroy(linger=0)
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_events_of_a_publisher_that_connects_are_applied_in_both_encodings(
     wire: Wire, subscriber: EventSubscriber
 ) -> None:
@@ -55,26 +51,25 @@ async def test_events_of_a_publisher_that_connects_are_applied_in_both_encodings
         publisher = context.socket(zmq.PUB)
         publisher.set_hwm(100_000)  # vLLM's default; ZMQ's own drops beyond 1,000
         publisher.connect(subscriber.endpoint)
-        sequence = 0
-        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
-            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
-            sequence += 1
-            await asyncio.sleep(0.005)
+        numbers = count()
+
+        def publish(*events: Any) -> None:
+            number = struct.pack(">Q", next(numbers))
+            publisher.send_multipart([b"kv@e:1", number, payload(*events)])
+
+        counts = wire.tracker.counts
+        await until(lambda: counts["messages"], meanwhile=publish)  # a PUB drops the first ones
         events = [
             stored(IDS[:2], TOKENS[:32]),
             ["BlockStored", IDS[2:], IDS[1], TOKENS[32:], 16, None],
         ]
         for event in events:
-            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload(event)])
-            sequence += 1
+            publish(event)
         for _ in range(1000):
-            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
-            sequence += 1
-        publisher.send_multipart(
-            [b"kv@e:1", struct.pack(">Q", sequence), payload(removed(IDS[3:]))]
-        )
+            publish()
+        publish(removed(IDS[3:]))
         await until(lambda: wire.matched() == 3)
-        assert wire.tracker.counts["gaps"] == wire.tracker.counts["malformed"] == 0
+        assert counts["gaps"] == counts["malformed"] == 0
     finally:
         context.destroy(linger=0)
 
@@ -106,9 +101,10 @@ async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it() 
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(subscriber.endpoint)
-        while len(tracker.seen) < 3:
-            publisher.send_multipart([b"kv@e:1", bytes(8), payload()])
-            await asyncio.sleep(0.005)
+        frames = [b"kv@e:1", bytes(8), payload()]
+        await until(
+            lambda: len(tracker.seen) >= 3, meanwhile=lambda: publisher.send_multipart(frames)
+        )
     finally:
         subscriber.close()
         context.destroy(linger=0)
@@ -122,19 +118,20 @@ async def test_messages_that_come_one_by_one_are_all_taken(
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(subscriber.endpoint)
-        sequence = 0
-        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
-            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
-            sequence += 1
-            await asyncio.sleep(0.005)
-        first = wire.tracker.counts["messages"]
-        missed = sequence - first
+        counts, sent = wire.tracker.counts, 0
+
+        def publish() -> None:
+            nonlocal sent
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sent), payload()])
+            sent += 1
+
+        await until(lambda: counts["messages"], meanwhile=publish)  # a PUB drops the first ones
+        missed = sent - counts["messages"]
         for number in range(300):
-            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
-            sequence += 1
+            publish()
             await asyncio.sleep(number % 7 * 0.001)
-        await until(lambda: wire.tracker.counts["messages"] >= sequence - missed)
-        assert wire.tracker.counts["gaps"] == 0
+        await until(lambda: counts["messages"] >= sent - missed)
+        assert counts["gaps"] == 0
     finally:
         context.destroy(linger=0)
 
@@ -166,11 +163,12 @@ async def test_an_engine_for_which_no_socket_is_left_is_one_without_events(
         assert tracker.counts["unasked"] == 1
         connector.forget(first)
         replayer.close()
-        async with asyncio.timeout(10):
-            while tracker.stream(second, 0) is None:  # ZMQ closes sockets in its own time
-                await asyncio.sleep(0.005)
-                tracker.engine_joined(second)
-                connector.engine_joined(second)
+
+        def join_again() -> None:  # ZMQ closes sockets in its own time
+            tracker.engine_joined(second)
+            connector.engine_joined(second)
+
+        await until(lambda: tracker.stream(second, 0), meanwhile=join_again)
     finally:
         connector.close()
         replayer.close()

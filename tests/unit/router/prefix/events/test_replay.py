@@ -6,9 +6,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 import zmq
+from tests.fakes.patience import every, until
 from tests.unit.router.prefix.events.test_tracker import chain_of
 
 from kvrouter.engines.engine import Engine, Identity, Role
@@ -21,6 +23,7 @@ from kvrouter.prefix.index import PrefixIndex
 from kvrouter.tools.sim.block_cache import Cleared, Event, Removed, Stored
 from kvrouter.tools.sim.events import EventEncoder, EventPublisher, Faults
 
+pytestmark = pytest.mark.slow
 PATIENCE_S = 60
 
 
@@ -65,16 +68,11 @@ class Router:
         self.pool.on_leave(self.tracker.engine_left)
         self.intake = EventIntake(settings, self.tracker, self.pool)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
-        self._ticks = asyncio.create_task(self._tick())
+        self._ticks = asyncio.create_task(every(0.02, self.tracker.tick))
 
     def join(self) -> Engine:
         self.pool.join(self.engine, Identity(("m",), None, 16))
         return self.engine
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(0.02)
-            self.tracker.tick()
 
     def holds(self, *numbers: int) -> bool:
         return all(self.index.match(block(number)) for number in numbers)
@@ -84,9 +82,7 @@ class Router:
         return self.tracker.confidence(self.engine)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition, PATIENCE_S)
 
     async def close(self) -> None:
         self._ticks.cancel()
@@ -175,10 +171,11 @@ async def test_two_routers_hear_the_same_publisher(start: Start, engine: Engines
         await router.until(lambda r=router: r.reason is Reason.COMPLETE)  # type: ignore[misc]
     engine.tell(stored(1, 2))
     for router in routers:
-        async with asyncio.timeout(PATIENCE_S):
-            while not router.holds(1, 2):
-                engine.tell(stored(3))  # a PUB may not know of its subscribers yet
-                await asyncio.sleep(0.02)
+        await until(  # a PUB may not know of its subscribers yet
+            lambda r=router: r.holds(1, 2),
+            meanwhile=lambda: engine.tell(stored(3)),
+            look_s=0.02,
+        )
         assert router.reason is Reason.COMPLETE
 
 
@@ -195,12 +192,13 @@ async def test_what_the_wire_loses_repeats_and_reorders_is_made_good(
             engine.tell(removed(number - 1))
         if number % 50 == 0:
             await asyncio.sleep(0)
-    last = 1000
-    async with asyncio.timeout(PATIENCE_S):
-        while not (router.reason is Reason.COMPLETE and router.holds(500)):
-            last += 1
-            engine.tell(stored(last))  # what is lost is noticed by what follows
-            await asyncio.sleep(0.02)
+    last = count(1001)
+    await until(  # what is lost is noticed by what follows
+        lambda: router.reason is Reason.COMPLETE and router.holds(500),
+        PATIENCE_S,
+        meanwhile=lambda: engine.tell(stored(next(last))),
+        look_s=0.02,
+    )
     kept = [n for n in range(1, 501) if n % 3 != 2 or n == 500]
     assert [n for n in range(1, 501) if router.holds(n)] == kept
     assert router.tracker.counts["gaps"]
@@ -216,10 +214,12 @@ async def test_a_replay_that_does_not_reach_back_leaves_only_what_is_certain(
     router.join()
     await router.until(lambda: router.reason is Reason.LATE)
     assert [n for n in range(1, 10) if router.holds(n)] == [7, 8, 9]
-    async with asyncio.timeout(PATIENCE_S):
-        while router.reason is not Reason.COMPLETE:
-            engine.tell(Cleared())
-            await asyncio.sleep(0.02)
+    await until(
+        lambda: router.reason is Reason.COMPLETE,
+        PATIENCE_S,
+        meanwhile=lambda: engine.tell(Cleared()),
+        look_s=0.02,
+    )
     assert not router.holds(9)
 
 
@@ -261,11 +261,12 @@ async def test_a_publisher_that_does_not_answer_is_said_to(
     publisher = EventPublisher(bind, "kv@127.0.0.1:1", 16)
     try:
         with caplog.at_level(logging.WARNING):
-            number = 0
-            while not router.tracker.counts["messages"]:
-                number += 1
-                publisher.publish([stored(number)])
-                await asyncio.sleep(0.01)
+            number = count(1)
+            await until(
+                lambda: router.tracker.counts["messages"],
+                meanwhile=lambda: publisher.publish([stored(next(number))]),
+                look_s=0.01,
+            )
             await router.until(lambda: router.tracker.counts["unanswered"])
         assert "does not replay" in caplog.text
         publisher.publish([stored(9999)])

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.fakes.store import Memory, content_of, eventually, overwrite_stored
+from tests.fakes.patience import eventually
+from tests.fakes.store import Memory, content_of, overwrite_stored
 from tests.unit.store.connectors.lmcache.keys import FLOAT16, Key, chunk
 
 from kvrouter_store._core import BlockStatus, StoreServer

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.patience import eventually
 from tests.fakes.store import (
     StoreProcess,
     chain_of,
     content_of,
-    eventually,
     manifest_of,
     overwrite_stored,
     put_chain,
