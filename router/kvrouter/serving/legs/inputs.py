@@ -93,11 +93,16 @@ class InputsBuilder:
             learnt=learnt,
             session=session,
             store_blocks={m: found.blocks for m, found in (prompt.stored or _NO_MANIFEST).items()},
-            prefill_threshold=self.limits.threshold(context.alias, context.model),
+            prefill_threshold=self._threshold(context),
             away=self.store.out_of_reach if self.store is not None else (),
             split=family.unsplittable(request) is None,
             model=context.model,
         )
+
+    def _threshold(self, context: RequestContext) -> int:
+        """Of the alias, else of the model, else the fleet's."""
+        own, usual = self.limits.model_thresholds, self.limits.prefill_threshold
+        return own.get(context.alias or "", own.get(context.model, usual)) if own else usual
 
     async def _find_ids(
         self,

@@ -23,8 +23,3 @@ class ServingLimits:
         """Take over the values of `other`."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
-
-    def threshold(self, alias: str | None, model: str) -> int:
-        """The `prefill_threshold` of the alias, else of the model, else the fleet's."""
-        own = self.model_thresholds
-        return own.get(alias or "", own.get(model, self.prefill_threshold))
