@@ -1,11 +1,10 @@
 """The files that tests/test_budgets.py counts as the request path are those that run."""
 
-import sys
 from pathlib import Path
-from types import FrameType
 
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
+from tests.fakes.trace import Trace
 from tests.integration.router.ahead import MANIFEST
 from tests.integration.router.conftest import Open, text
 from tests.test_budgets import REQUEST_PATH
@@ -36,17 +35,8 @@ async def test_a_streamed_completion_runs_through_the_files_that_are_counted(
     )
     body = text(prompt=list(range(100, 100 + 3 * BLOCK_TOKENS + 5)), stream=True)
     assert (await here.post(body))[0] == 200  # connections are there, modules are imported
-    seen: set[str] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROUTER):
-            seen.add(str(path.relative_to(ROUTER)))
-
-    sys.setprofile(note)
-    try:
+    with Trace((ROUTER,)) as trace:
         assert (await here.post(body))[0] == 200
-    finally:
-        sys.setprofile(None)
-    ran = {name for name in seen if name.startswith(COUNTED) or name in COUNTED_FILES}
+    print(f"\na streamed completion: {trace}")
+    ran = {name for name in trace.files if name.startswith(COUNTED) or name in COUNTED_FILES}
     assert ran - AFTERWARDS == set(REQUEST_PATH)

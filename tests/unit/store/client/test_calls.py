@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,7 +16,9 @@ from tests.fakes.store import (
     manifest_of,
     put_chain,
 )
+from tests.fakes.trace import Trace
 
+import kvrouter_store
 from kvrouter_store._core import MAX_HASHES, BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import Match
@@ -139,3 +142,13 @@ def test_a_closed_client_stays_closed(warm: StoreClient) -> None:
     warm.close()
     with pytest.raises(StoreClosed):
         put_chain(warm, MANIFEST, CHAIN)
+
+
+def test_a_put_and_a_get_go_through_a_dozen_files(warm: StoreClient) -> None:
+    memory, package = Memory(4, BLOCK), Path(kvrouter_store.__file__).parent
+    with Trace((package,)) as put:
+        put_chain(warm, MANIFEST, CHAIN)
+    with Trace((package,)) as got:
+        warm.get_into(MANIFEST, 0, CHAIN, range(4), memory.segments, range(4))
+    print(f"\na put of 4 blocks: {put}\na get of 4 blocks: {got}")
+    assert max(len(put.files), len(got.files)) <= 12
