@@ -1,8 +1,13 @@
-"""The accounts of the fair queue: the tokens of each tenant's turns.
+"""A bound of requests in flight, and a bounded queue of those that wait.
 
-Start-time fair queuing (Goyal, Vin and Cheng, 1996) of tokens, as the Virtual Token Counter (Sheng
-et al., 2024): the tenant with the smallest account has the next turn. While two tenants both have
-requests waiting, the tokens of their turns differ by a request of each at most.
+A synchronous state machine over an injected clock; `QueueWait` awaits its decisions. The queue is
+fair between tenants: a free place goes to the tenant whose turns had the fewest tokens, and within
+a tenant to the lowest priority, the oldest first. If the queue is full, a tenant with fewer waiting
+requests pushes out the last request of the tenant with most.
+
+`Accounts` do start-time fair queuing (Goyal, Vin and Cheng, 1996) of tokens, as the Virtual Token
+Counter (Sheng et al., 2024): the tenant with the smallest account has the next turn. While two
+tenants both have requests waiting, the tokens of their turns differ by a request of each at most.
 """
 
 from __future__ import annotations

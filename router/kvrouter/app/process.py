@@ -1,4 +1,8 @@
-"""The process of `kvrouter serve`: its signals, its log, its exit code."""
+"""The process of `kvrouter serve`: its signals, its log, its exit code.
+
+`drain` is how the router stops serving: first new connections go elsewhere, then requests in flight
+end. `HttpServer.close` cuts off what has not ended in time.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from kvrouter.openai.request import BYTES_PER_TOKEN, Request
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.openai.request import Span
+    from kvrouter.openai.media import Span
 
 MULTIPART: Final = "multipart/form-data"
 _MOST_PARTS: Final = 256

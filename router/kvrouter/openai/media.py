@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from kvrouter.openai.request import Span
-
+Span = tuple[int, int]
+"""Start and end, in a body, of the value of a member."""
 LEAST_BYTES: Final = 16 << 10
 """Less counts as text."""
 MEDIUM_TOKENS: Final = 1024

@@ -17,7 +17,7 @@ from kvrouter.http.bounded_json import bounded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
-    from kvrouter.openai.request import Span
+    from kvrouter.openai.media import Span
 
 LATER: Final = frozenset(
     ("echo", "priority", "return_token_ids", "seed", "truncate_prompt_tokens", "use_beam_search")

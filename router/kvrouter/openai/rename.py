@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 if TYPE_CHECKING:
-    from kvrouter.openai.request import Request, Span
+    from kvrouter.openai.media import Span
+    from kvrouter.openai.request import Request
 
 
 _MODEL_PART: Final = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'

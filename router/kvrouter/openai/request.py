@@ -14,11 +14,10 @@ import orjson
 
 from kvrouter import _native
 from kvrouter.errors import bad_request
-from kvrouter.openai.media import text_bytes
+from kvrouter.openai.media import Span, text_bytes
 from kvrouter.openai.plain import LATER, OddError, in_plain_json
 
 Kind = Literal["completion", "chat"]
-Span = tuple[int, int]
 
 _SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
 """A `cache_salt`, of which backends of caches make names (`validate_cache_salt` of vLLM)."""

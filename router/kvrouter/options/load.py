@@ -1,4 +1,8 @@
-"""Merges flags, environment and YAML file over the defaults, and validates the result."""
+"""Merges flags, environment and YAML file over the defaults, and validates the result.
+
+`read_settings_file` reads values with their lines, and wrong names; it knows no setting by name,
+and validates no value.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Used only where a policy needs hashes. It never guesses: without an answer in time the request goes
 on without hashes. A late answer is remembered for the next request with that prompt.
+
+`QuickEngines`, synchronous over an injected clock, knows which engines tell token ids in time. One
+that was late is asked again after a pause, by one request.
 """
 
 from __future__ import annotations

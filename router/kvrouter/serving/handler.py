@@ -1,4 +1,7 @@
-"""Completions and chats: which of the ways a request takes to its answer."""
+"""The life of a request, from its admission to its settlement: one frame for all endpoints.
+
+What is special to an endpoint is its `Service`: how it reads a body, and what answers it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Requests that are no legs: of a client on one engine, and a page that all engines have."""
+"""Endpoints of engines that take no part in prefill and decode: one decode engine answers them.
+
+A request goes on without the members that are the router's own, its answer without transfer
+parameters. An engine that is known not to have an endpoint is not asked; an engine that lists no
+endpoints answers itself what it does not have (404, 501).
+"""
 
 from __future__ import annotations
 

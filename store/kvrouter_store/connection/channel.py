@@ -2,6 +2,9 @@
 
 One thread at a time uses a channel (see `lock`). After LinkLost it is of no more use, and what it
 held at the node (reservations, leases) is gone.
+
+With the HELLO over a Unix socket descriptors pass: the fence, and the pool. What the node sends is
+mapped here; none of its descriptors stays open.
 """
 
 from __future__ import annotations

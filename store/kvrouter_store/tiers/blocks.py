@@ -1,4 +1,9 @@
-"""Blocks as values: how those of one manifest lie in a chunk, and their way to and from a node."""
+"""Blocks as values: how those of one manifest lie in a chunk, and their way to and from a node.
+
+A value is the bytes of a part behind a header that tells whose they are. The header has the size of
+the part, the value's name, the block before it in its chain, and a CRC32C over all that and the
+bytes. A tier is not trusted: what comes back is looked at before anyone else sees it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""HTTP/1.1 server: listens, bounds and drains connections. Knows nothing of OpenAI or engines."""
+"""HTTP/1.1 server: listens, bounds and drains connections. Knows nothing of OpenAI or engines.
+
+`TlsDoor` accepts connections that begin with a TLS handshake, and bounds those that have not ended
+theirs: asyncio shows a connection to its protocol after the handshake, and without bounds those
+that never say anything would take the descriptors of the whole process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Runs the sources of one router, each in a task of its own."""
+"""Runs the sources of one router, each in a task of its own.
+
+`MergedSources`, a synchronous state machine, combines what all sources name: an engine or store
+node stays while any of them names it. It passes only differences to the fleet: an engine that was
+added or removed by hand stays so until a source changes what it names.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 Why no client library: lightkube 1.0.1, the smallest, waits for exec plugins without a deadline,
 takes no client certificate from them, reads answers without a bound, and brings an HTTP client of
 its own; the official ones take 70 MB.
+
+`ProgramCredentials` come from a program of the kubeconfig, by the protocol
+client.authentication.k8s.io. The program gets no stdin and no variable of the router's own, and is
+killed at its deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Views of store nodes: one node by its index, and several as one store."""
+"""The store's nodes, of which each engine writes to one: usually that of its own host.
+
+There is no consensus and no ring. Names of blocks are the same at all nodes, and each node answers
+for what it holds. One that is unreachable or slow raises nothing here: it costs what it holds, and
+the request goes on.
+"""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.token_events import SentTokens
-    from kvrouter.serving.choices.fanout import Share
-    from kvrouter.serving.choices.merge import Piece
+    from kvrouter.serving.choices.merge import Piece, Share
     from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics

@@ -1,4 +1,13 @@
-"""Legs that do not wait for one another: both at once, or decode before the prompt has landed."""
+"""Legs that do not wait for one another: both at once, or decode before the prompt has landed.
+
+`ConcurrentLegs`: engines that find each other once both have their request. Neither may be left
+waiting for the other: if one fails before the client has seen anything, the other is withdrawn, and
+both are sent again with a new rendezvous.
+
+`DecodeAhead`: its leg goes on only while all goes well. If the store is away, the prefill leg
+fails or the landing does not come, it is withdrawn before the client has seen anything of it. The
+request then goes on as if the leg had never been sent, within the budget for recomputation.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Asks engines over kept connections, and reports to the pool how they did.
+"""One leg of a prompt on one engine, and its accounts: load, span, times, what the engine holds.
 
-It never chooses an engine and never tries another one.
+`EngineClient` asks engines over kept connections; it never chooses one or tries another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the prefill leg's answer to its KV in the store: whether decode can load what it needs."""
+"""The prefill leg with its landing, on another engine if one fails; else decode recomputes."""
 
 from __future__ import annotations
 

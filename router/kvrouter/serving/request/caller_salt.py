@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.openai.request import Request, Span
+    from kvrouter.openai.media import Span
+    from kvrouter.openai.request import Request
 
 _NAME: Final = "cache_salt"
 _REMEMBERED: Final = 4096

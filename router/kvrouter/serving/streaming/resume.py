@@ -1,4 +1,8 @@
-"""Streams that another engine can continue: the rest follows from their tokens. Pure."""
+"""Streams that outlive their engine: another one gets what was sent so far as part of the prompt.
+
+Only if the rest is certain, or as likely as it was. The engine is asked to name the tokens of each
+event; the client does not see them.
+"""
 
 from __future__ import annotations
 

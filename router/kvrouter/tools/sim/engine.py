@@ -1,6 +1,11 @@
 """One simulated engine: its cache, its memory, its queue. Serves no HTTP.
 
 `admit` looks up the cache, reserves slots, and returns a `Generation`.
+
+`LatencyModel` says how long it takes: it returns seconds, and the engine waits. The model is that
+of llm-d-inference-sim (docs/latency-simulation.md): a constant for a prefill or a sum over its
+tokens, a separate time for loaded KV, a normal distribution within 70 % of the mean, and a factor
+that grows with the number of running requests.
 """
 
 from __future__ import annotations

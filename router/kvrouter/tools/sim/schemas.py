@@ -2,6 +2,9 @@
 
 Of a keyword that is not known here, a schema is refused. A property that may be left out is left
 out where it would be too deep or has such a schema.
+
+`Form` is what a request demands of its answer: the call of a function, or JSON. By vLLM 0.32's
+rules: vllm/entrypoints/openai/chat_completion/protocol.py, `check_tool_usage`.
 """
 
 from __future__ import annotations

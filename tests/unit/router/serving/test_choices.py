@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from kvrouter.errors import ApiError
 from kvrouter.openai.request import Kind, Request, parse
 from kvrouter.openai.sse import EventBuffer, split_events
-from kvrouter.serving.choices.fanout import Share, split
-from kvrouter.serving.choices.merge import BadShare, ShareError, StreamMerge, merge_answers
+from kvrouter.serving.choices.merge import (
+    BadShare,
+    Share,
+    ShareError,
+    StreamMerge,
+    merge_answers,
+    split,
+)
 
 Json = dict[str, Any]
 LIMIT = 64
