@@ -146,13 +146,10 @@ def test_an_example_passes_the_suite_of_its_kind(title: str) -> None:
 
 @pytest.mark.usefixtures("extended")
 def test_help_names_the_examples() -> None:
-    said = ""
-    for command in ("serve", "store"):
-        done = subprocess.run(
-            [*KVROUTER, command, "--help"], capture_output=True, text=True, check=True
-        )
-        said += " ".join(done.stdout.split())
-    for text in ("fewest_legs: the", "llamacpp: llama.cpp.", "lines://FILE: ", ", process."):
+    command = [*KVROUTER, "serve", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = " ".join(done.stdout.split())
+    for text in ("fewest_legs: the", "llamacpp: llama.cpp.", "lines://FILE: "):
         assert text in said
 
 

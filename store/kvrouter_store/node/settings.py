@@ -23,7 +23,6 @@ from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.events.settings import KVEvents, KVEventsConfig
 from kvrouter_store.node.quotas import quota_bytes, split_quotas
 from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
-from kvrouter_store.tiers.registry import SCHEMES
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -245,9 +244,9 @@ class StoreSettings(RdmaSettings, BaseSettings):
     tier: Annotated[list[SecretStr], BeforeValidator(_urls)] = Field(
         default_factory=list,
         description="Store below this node that is asked for blocks which the node lacks, and gets "
-        f"a copy of new blocks, as SCHEME://HOST:PORT. Schemes: {', '.join(SCHEMES)}. Several are "
-        "asked in their order. Give a URL with a password in the environment: other users can see "
-        "flags.",
+        "a copy of new blocks: redis://HOST:PORT, redis+cluster://, mooncake://HOST:PORT or "
+        "infinistore://HOST:PORT. Several are asked in their order. Give a URL with a password in "
+        "the environment: other users can see flags.",
         json_schema_extra={"section": "Tiers below", "metavar": "URL"},
     )
     tier_timeout: float = Field(

@@ -18,6 +18,7 @@ import ssl
 import time
 from base64 import b64encode
 from contextlib import suppress
+from datetime import datetime  # noqa: TC003 (msgspec reads it)
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -33,7 +34,6 @@ from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import datetime
 
     from kvrouter.membership.kubernetes.kubeconfig import Kubeconfig, Program
 
