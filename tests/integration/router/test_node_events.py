@@ -262,7 +262,9 @@ async def test_a_restart_is_noticed_also_by_a_message_with_the_expected_number(
             await node.put(CHAIN)
             await node.delete(CHAIN)
         await node.put(CHAIN)
-        await router(node).holds(node, BLOCKS)  # it asks for all messages, so the node begins anew
+        asking = router(node)
+        await asking.holds(node, BLOCKS)  # it asks for all messages, so the node begins anew
+        asking.close()  # it would ask the node of the next life too
         await here.holds(node, BLOCKS)
         assert here.reason(node) is Reason.COMPLETE
         expected = heard[-1] % (1 << COUNT_BITS) + 1
