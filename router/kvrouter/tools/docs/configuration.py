@@ -40,6 +40,11 @@ stream ([Operations](operations.md#the-settings-file)).
 """
 
 
+FIRST: Final = (
+    *("prefill", "decode", "store", "policy", "host", "port"),
+    *("api_key_file", "control_port", "max_concurrent_requests", "request_timeout_s"),
+)
+"""Settings of `serve` that most deployments give."""
 _COLUMNS: Final = ("Flag", "Environment", "Default", "What it does")
 
 
@@ -60,6 +65,10 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> 
             if option.name not in shown.model_fields:
                 row = _row(option, option.name in live)
                 sections.setdefault(option.section, []).append(row)
+        if name == "serve":
+            first = {option.name: _row(option, option.name in live) for option in options(model)}
+            rows = [first[each] for each in FIRST]
+            parts.append(f"\n### The ten that matter first\n\n{table(_COLUMNS, rows)}\n")
         for title, rows in sections.items():
             parts.append(f"\n### {title}\n\n{table(_COLUMNS, rows)}\n")
     return "".join(parts)
