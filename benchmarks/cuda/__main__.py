@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import parser_of
@@ -87,7 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Ask, print, and write --json."""
     parser = parser_of("benchmarks.cuda", __doc__)
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument("--answer", choices=QUESTIONS, help="answer in this process, as JSON")
     options = parser.parse_args(arguments)
     if options.answer:
