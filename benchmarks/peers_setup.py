@@ -70,8 +70,8 @@ def install(peer: Peer) -> Path:
     return python
 
 
-def run(command: list[str], what: str) -> None:
-    """Run one step of an installation. Raises RuntimeError with its last line if it fails."""
+def run(command: list[str], what: str) -> str:
+    """What a step of an installation prints. RuntimeError: it fails; has its last line."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
@@ -81,6 +81,7 @@ def run(command: list[str], what: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
         raise RuntimeError(f"{what}: {lines[-1]}")
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The other connectors: what they install, which process they need, and how an engine uses them."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,11 +11,10 @@ from tests.lmcache.server import QUIET, transfer_config
 from tests.vllm.engines import free_port
 from tests.vllm.services import Service
 
-from benchmarks.peers_setup import compiled
+from benchmarks.peers_setup import compiled, run
 
 HERE = Path(__file__).resolve().parent
 MAKE_NIXL = HERE.parents[1] / "tests" / "vllm" / "make_nixl.sh"
-INSTALL_DEADLINE_S = 600.0
 CHUNK_TOKENS = 64  # a block of the engines
 CLIENT_TTL_S = 60  # Mooncake's master forgets the memory of an engine that is silent for so long
 STORE_BYTES = 1 << 30  # holds every prompt of the benchmark
@@ -38,17 +36,10 @@ class Joined:
 
 def _made(script: Path, *arguments: str | Path) -> str:
     """The folder that an installing script prints. Raises Missing with its last line."""
-    command = ["sh", str(script), *map(str, arguments)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Missing(f"{script.name}: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no output"]
-        raise Missing(f"{script.name}: {lines[-1]}")
-    return done.stdout.strip()
+        return run(["sh", str(script), *map(str, arguments)], script.name)
+    except RuntimeError as error:
+        raise Missing(str(error)) from None
 
 
 def _service(
