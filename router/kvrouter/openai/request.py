@@ -46,7 +46,7 @@ class Request:
     cache_salt: str | None = None  # keeps its blocks apart from others with the same tokens
     n: int = 1  # samples of each prompt
     # Start and end in `body` of each prompt of a list: such a request is served by what
-    # `kvrouter.serving.choices.fanout` makes of it, never as it is.
+    # `kvrouter.serving.choices.merge.split` makes of it, never as it is.
     prompts: list[Span] | None = None
     path: str | None = None  # of its decode leg, if that is not the one of its kind
     form: bytes | None = None  # Content-Type of a form; `spans` has then its `model` alone

@@ -51,6 +51,11 @@ def uses_store(family: str | None) -> bool:
     return family is not None and FAMILIES[family].order is LegOrder.STORE
 
 
+def connects_publisher(family: str | None) -> bool:
+    """Whether engines of the family send KV events to `--kv-events-bind`; None: as above."""
+    return family is not None and FAMILIES[family].connects_publisher
+
+
 class Families:
     """One dialect of each family, for one router."""
 

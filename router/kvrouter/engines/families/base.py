@@ -124,6 +124,8 @@ class Family:
     """Value of `--kv-connector`."""
     summary: ClassVar[str]
     """What its engines are, for the help of `--kv-connector`."""
+    connects_publisher: ClassVar[bool] = False
+    """Whether its engines send KV events to `--kv-events-bind`."""
     parameters: ClassVar[ParameterTable]
     """What each leg does with each parameter."""
     order: ClassVar[LegOrder]

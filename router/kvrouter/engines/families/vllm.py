@@ -52,6 +52,7 @@ class Vllm(Family):
 
     name: ClassVar[str] = "store"
     summary: ClassVar[str] = "kvrouter's connector, LMCache or MooncakeStore"
+    connects_publisher: ClassVar[bool] = True
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.STORE
     detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")

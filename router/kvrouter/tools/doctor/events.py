@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from kvrouter.engines.families import connects_publisher
 from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
 from kvrouter.tools.doctor.links import ask_new_prompt
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 LISTEN_S: Final = 10.0
 """How long each engine has to connect its publisher and to publish."""
 TURN_S: Final = 0.5
-_SILENT: Final = frozenset({"openai", "sglang"})
-"""Families that do not publish vLLM's events."""
 
 
 def _topic(facts: EngineFacts) -> str:
@@ -71,7 +70,8 @@ class _Listener:
 async def kv_events(setup: Setup) -> Found:
     """With --kv-events-bind, while no router listens there: events of every engine arrive."""
     endpoint = setup.settings.kv_events_bind
-    known = [e for e in await setup.generating_engines() if e.engine.family not in _SILENT]
+    asked = await setup.generating_engines()
+    known = [e for e in asked if connects_publisher(e.engine.family)]
     if endpoint is None or not known:
         return
     try:
