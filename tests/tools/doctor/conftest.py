@@ -1,13 +1,12 @@
 """Set-ups for the doctor: a real store and real simulated engines, with one thing wrong."""
 
-import asyncio
 import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import uvloop
@@ -21,16 +20,6 @@ from kvrouter_store._core import StoreServer
 TOKEN = "0123456789abcdef0123456789abcdef"
 BLOCK_TOKENS = 16
 KV_BYTES_PER_TOKEN = 256
-
-
-T = TypeVar("T")
-
-
-def learnt(facts: T) -> asyncio.Future[T]:
-    """Facts that the doctor has learnt already, for checks that are tested alone."""
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    future.set_result(facts)
-    return future
 
 
 def enough(number: int) -> int:

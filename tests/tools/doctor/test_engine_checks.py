@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
 from kvrouter.tools.doctor.base import Finding, Host, Setup
-from kvrouter.tools.doctor.engine_facts import (
+from kvrouter.tools.doctor.engines import (
     EngineFacts,
     lead_s,
+    odd_ones,
     read_blocks_without_room,
     read_cache_config,
 )
-from kvrouter.tools.doctor.engines import odd_ones
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.run import DoctorSettings
 from kvrouter.tools.doctor.trials import pairs_to_try
@@ -40,7 +39,7 @@ async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Find
     """What one check says of these engines."""
     router = DoctorSettings(**settings)
     setup = Setup(router, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
-    setup.engines |= {each.engine.address: learnt(each) for each in engines}
+    setup.engines = list(engines)
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 
@@ -154,10 +153,8 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
 
     (examine,) = (each.examine for each in CHECKS if each.name == "shared-memory")
     for address, findings in (("127.0.0.1:1", 1), ("10.0.0.1:1", 0)):
-        facts = learnt(engine(address, Role.DECODE))
-        setup = Setup(
-            DoctorSettings(), Full(), Families(), ProbeClient(), 1, engines={address: facts}
-        )
+        facts = engine(address, Role.DECODE)
+        setup = Setup(DoctorSettings(), Full(), Families(), ProbeClient(), 1, engines=[facts])
         assert len([found async for found in examine(setup)]) == findings, address
 
 

@@ -246,7 +246,7 @@ FAULTS = {
         "store-room",
         "holds 2 blocks of tiny",
         "--memory of several times",
-        frozenset({"landing", "store-pressure"}),
+        frozenset({"connector-role", "store-pressure"}),
     ),
     "a socket that cannot be reached": Fault(
         later(lambda rig: rig.unix_path.unlink()),

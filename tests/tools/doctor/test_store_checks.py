@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from tests.fakes.foreign_stores import FakeMaster
-from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.tools.doctor.base import Finding, Host, Setup, Severity
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.run import DoctorSettings
-from kvrouter.tools.doctor.store_facts import StoreFacts
+from kvrouter.tools.doctor.store import StoreFacts
 from kvrouter_store.client.results import SharingRefusal
 from kvrouter_store.errors import StoreUnavailable
 
@@ -37,7 +36,7 @@ async def found(
         store=urls, store_events_connect=list(events), store_events_replay=list(replays)
     )
     setup = Setup(settings, Host(root), Families(), ProbeClient(), 1)
-    setup.stores = list(map(learnt, nodes))
+    setup.stores = nodes
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 

@@ -5,7 +5,6 @@ A check undoes what it does to an engine or a store, or does only what any clien
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import time
@@ -13,7 +12,7 @@ from collections import ChainMap
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,15 +20,12 @@ from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter_store.free_memory import Read, reader
 
 if TYPE_CHECKING:
-    from asyncio import Future
-
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
-    from kvrouter.membership.probe_client import ProbeClient
-    from kvrouter.tools.doctor.discovery import FirstMembers
-    from kvrouter.tools.doctor.engine_facts import EngineFacts
-    from kvrouter.tools.doctor.store_facts import StoreFacts
+    from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
+    from kvrouter.tools.doctor.engines import EngineFacts, FirstMembers
+    from kvrouter.tools.doctor.store import StoreFacts
     from kvrouter.tools.doctor.trials import Trial
 
 Found = AsyncIterator["Finding"]
@@ -46,26 +42,6 @@ class Severity(StrEnum):
 
 GRAVEST_FIRST: Final = tuple(Severity)
 _FILES: Final = resource.RLIMIT_NOFILE
-
-
-@dataclass(frozen=True, slots=True)
-class SharedGroup:
-    """A cache group that an engine shares through the store.
-
-    Attributes:
-        engine: by role and address.
-        group: the kind of attention, and the group's number in the engine.
-        reach: how many trailing blocks of a prefix a hit needs; None: all.
-    """
-
-    engine: str
-    group: str
-    reach: int | None
-
-    def __str__(self) -> str:
-        """A line for operators."""
-        needed = "all blocks" if self.reach is None else f"the last {self.reach} blocks"
-        return f"{self.engine} shares {self.group}: a hit needs {needed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +76,6 @@ class Check:
     name: str
     ensures: str
     examine: Callable[[Setup], Found]
-
-
-def each_node(examine: Callable[[Setup, StoreFacts], Found]) -> Callable[[Setup], Found]:
-    """A check of each node of the store that can be used, before the trials."""
-
-    @wraps(examine)
-    async def check(setup: Setup) -> Found:
-        for store in await setup.usable_stores():
-            async for found in examine(setup, store):
-                yield found
-
-    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +126,9 @@ class Setup:
         deadline_s: seconds that an engine may take for one request of the doctor.
         bootstrap_ports, nodes: see `SourceContext`.
         discovered: the first members that each discovery source named.
-        engines: facts of each engine, by its address.
-        stores: facts of each node of the store.
-        later_stores: the same after the trials.
+        engines: facts of each engine, also of those that do not answer.
         trials: results of a prompt through pairs of engines.
+        stores: facts of each node of the store after the trials, also of those that do not answer.
     """
 
     settings: RouterSettings
@@ -176,53 +139,33 @@ class Setup:
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
     nodes: ChainMap[str, str] = field(default_factory=ChainMap)
     discovered: list[FirstMembers] = field(default_factory=list)
-    engines: dict[str, Future[EngineFacts]] = field(default_factory=dict)
-    stores: list[Future[StoreFacts]] = field(default_factory=list)
-    later_stores: list[Future[StoreFacts]] = field(default_factory=list)
-    trials: Future[list[Trial]] | None = None
+    engines: list[EngineFacts] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    stores: list[StoreFacts] = field(default_factory=list)
 
     async def ask(self, engine: Engine, path: str, body: bytes | None = None) -> bytes | None:
         """The body of an engine's 200 to a GET, or with `body` to a POST; None if there is none."""
         try:
-            return (await self.probe.ask(engine, path, body, self.patience_s(body))).body
+            return (await self.answer(engine, path, body)).body
         except ProbeFailed:
             return None
 
-    def patience_s(self, body: bytes | None) -> float:
-        """Seconds that an engine may take: more for a request with a body, which may wait."""
-        return self.settings.health_timeout_s if body is None else self.deadline_s
+    async def answer(self, engine: Engine, path: str, body: bytes | None) -> ProbeResponse:
+        """The same, or ProbeFailed. A request with a body may wait, and so may take longer."""
+        deadline_s = self.settings.health_timeout_s if body is None else self.deadline_s
+        return await self.probe.ask(engine, path, body, deadline_s)
 
-    async def all_engines(self) -> list[EngineFacts]:
-        """Every engine, including those that do not answer."""
-        return list(await asyncio.gather(*map(asyncio.shield, self.engines.values())))
-
-    async def known_engines(self) -> list[EngineFacts]:
+    @property
+    def known_engines(self) -> list[EngineFacts]:
         """The engines that could be identified."""
-        return [each for each in await self.all_engines() if each.engine.identity is not None]
+        return [each for each in self.engines if each.engine.identity is not None]
 
-    async def generating_engines(self) -> list[EngineFacts]:
+    @property
+    def generating_engines(self) -> list[EngineFacts]:
         """The identified engines that generate text. Others embed or score, and share no KV."""
-        known = await self.known_engines()
-        return [e for e in known if e.engine.identity is not None and e.engine.identity.generates]
+        return [each for each in self.known_engines if each.identity.generates]
 
-    async def all_stores(self, *, after_trials: bool = False) -> list[StoreFacts]:
-        """Every node of the store, including those that cannot be used."""
-        stores = self.later_stores if after_trials else self.stores
-        return list(await asyncio.gather(*map(asyncio.shield, stores)))
-
-    async def usable_stores(self, *, after_trials: bool = False) -> list[StoreFacts]:
+    @property
+    def usable_stores(self) -> list[StoreFacts]:
         """The nodes of the store that can be used."""
-        known = await self.all_stores(after_trials=after_trials)
-        return [each for each in known if each.error is None]
-
-    async def all_trials(self) -> list[Trial]:
-        """Results of all trials; empty without a store."""
-        return await asyncio.shield(self.trials) if self.trials is not None else []
-
-    async def close(self) -> None:
-        """Stop what still runs."""
-        stores = (*self.stores, *self.later_stores)
-        running = [each for each in (*self.engines.values(), *stores, self.trials) if each]
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        return [each for each in self.stores if each.error is None]

@@ -1,22 +1,183 @@
-"""Checks of engines one by one, and of the models that they serve together."""
+"""Engines: what names them, what the doctor learns of each by asking it, and the checks of that."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections import Counter
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.engine import Role
+from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.membership.detect import EngineDetector
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import Members, SourceContext
+from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Finding, Found, Setup, error, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter.engines.engine import Engine, Identity
+    from kvrouter.membership.probe_client import ProbeResponse
 
 T = TypeVar("T")
 
+FIRST_MEMBERS_S: Final = 10.0
 MAX_SKEW_S: Final = 1.0
 """Less does no harm, and hosts without NTP soon have more."""
+_CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_COMPUTED: Final = re.compile(
+    r"^vllm:kv_offload_tiering_promotion_allocation_failures_total(?:\{.*\})? (\S+)$", re.MULTILINE
+)
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(slots=True)
+class FirstMembers:
+    """The first that a source reported: roles by address, or the problem why it cannot be read.
+
+    It listens to the source until `came` is set.
+    """
+
+    name: str
+    members: dict[str, Role] = field(default_factory=dict)
+    problem: str | None = None
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def named(self, members: Members, *, restore: bool = False) -> None:
+        """The source names these engines."""
+        self.members = dict(members)
+        self.came.set()
+
+    def failed(self, problem: str) -> None:
+        """The source cannot be read."""
+        self.problem = problem
+        self.came.set()
+
+
+async def read_sources(setup: Setup) -> list[FirstMembers]:
+    """The first members of every source of --discovery; never raises for what a source does.
+
+    What a source knows besides is added to `bootstrap_ports` and `nodes`.
+    """
+    settings = setup.settings
+    url = settings.redis.get_secret_value()
+    client = RedisClient(url) if url else None
+    context = SourceContext(client, settings.redis_prefix, setup.bootstrap_ports, setup.nodes)
+    try:
+        return await asyncio.gather(*(_read(text, context) for text in settings.discovery))
+    finally:
+        if client is not None:
+            await client.close()
+
+
+async def _read(text: str, context: SourceContext) -> FirstMembers:
+    source = make_source(text, context)
+    first = FirstMembers(source.name)
+    following = asyncio.create_task(source.follow(first))
+    try:
+        async with asyncio.timeout(FIRST_MEMBERS_S):
+            await first.came.wait()
+    except TimeoutError:
+        first.problem = f"it names no members within {FIRST_MEMBERS_S:g} s"
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    return first
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    """What is known of one engine.
+
+    Attributes:
+        engine: with its identity and family, if it could be identified.
+        answers: whether it answered its health check.
+        problem: why it does not, or could not be identified; None if it could.
+        clock_ahead_s: the least that its clock is ahead of this host's; negative if behind.
+        cache_config: of its KV cache, from its metrics, by vLLM's names.
+        blocks_without_room: that the store had, and that it computed for want of host memory.
+    """
+
+    engine: Engine
+    answers: bool = False
+    problem: str | None = None
+    clock_ahead_s: float | None = None
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+    blocks_without_room: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its role and address, as findings name it."""
+        return f"{self.engine.role.value} engine {self.engine.address}"
+
+    @property
+    def identity(self) -> Identity:
+        """What it is. Ask only for that of engines that could be identified."""
+        assert self.engine.identity is not None
+        return self.engine.identity
+
+
+async def learn_engine(setup: Setup, engine: Engine) -> EngineFacts:
+    """Ask one engine everything. Never raises for what the engine does."""
+    facts, settings = EngineFacts(engine), setup.settings
+
+    async def ask(engine: Engine, path: str, body: bytes | None) -> bytes:
+        since_s = setup.host.clock()
+        answer = await setup.answer(engine, path, body)
+        if not facts.answers:
+            facts.answers, until_s = True, setup.host.clock()
+            facts.clock_ahead_s = lead_s(answer, since_s, until_s)
+        return answer.body
+
+    detector = EngineDetector(
+        setup.families,
+        ask,
+        connector=settings.kv_connector,
+        model=settings.model,
+        bootstrap_ports=setup.bootstrap_ports,
+        rank_counts=settings.rank_counts,
+    )
+    try:
+        await detector.check_health(engine)
+        engine.identity = await detector.identify(engine)
+    except ProbeFailed as problem:
+        facts.problem = str(problem)
+        if not facts.answers:
+            return facts
+    else:
+        engine.family = engine.identity.family or engine.family
+    page = (await setup.ask(engine, "/metrics") or b"").decode("utf-8", "replace")
+    facts.cache_config = read_cache_config(page)
+    facts.blocks_without_room = read_blocks_without_room(page)
+    return facts
+
+
+def lead_s(answer: ProbeResponse, since_s: float, until_s: float) -> float | None:
+    """The least that the clock of an engine is ahead, by the `Date` of an answer between two times.
+
+    0 if it may be right: a `Date` has whole seconds, and an answer takes time. None without `Date`.
+    """
+    try:
+        date_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+    least, most = date_s - until_s, date_s + 1 - since_s
+    return least if least > 0 else min(most, 0.0)
+
+
+def read_cache_config(exposition: str) -> dict[str, str]:
+    """The labels of vLLM's `vllm:cache_config_info`; empty without it."""
+    found = _CACHE_CONFIG.search(exposition)
+    return dict(_LABEL.findall(found[1])) if found else {}
+
+
+def read_blocks_without_room(exposition: str) -> int:
+    """Promotions of vLLM's offloading that found no room, in all; 0 without its metric."""
+    return int(sum(map(float, _COMPUTED.findall(exposition))))
 
 
 def odd_ones(values: Mapping[str, T]) -> tuple[list[str], T, T] | None:
@@ -38,7 +199,7 @@ def model_groups(engines: Iterable[EngineFacts]) -> Iterator[tuple[str, list[Eng
     """Each model that several engines serve, with them; a group of the same engines only once."""
     by_model: dict[str, list[EngineFacts]] = {}
     for each in engines:
-        for model in each.models:
+        for model in each.identity.models:
             by_model.setdefault(model, []).append(each)
     seen: set[tuple[str, ...]] = set()
     for model, group in by_model.items():
@@ -48,13 +209,28 @@ def model_groups(engines: Iterable[EngineFacts]) -> Iterator[tuple[str, list[Eng
             yield model, group
 
 
+async def discovery(setup: Setup) -> Found:
+    """Every source of --discovery can be read and names engines."""
+    for each in setup.discovered:
+        subject = f"--discovery {each.name}"
+        if each.problem is not None:
+            yield error(
+                subject,
+                f"it cannot be read: {each.problem}",
+                "correct what the sentence names; the router keeps the members that it knows, and "
+                "waits",
+            )
+        elif not each.members:
+            yield warning(subject, "it names no member", "add engines to it, or leave it out")
+
+
 async def engine_reachable(setup: Setup) -> Found:
     """Every engine answers its health check in time."""
-    for each in await setup.all_engines():
-        if each.unreachable is not None:
+    for each in setup.engines:
+        if each.problem is not None and not each.answers:
             yield error(
                 each.name,
-                f"it does not answer its health check: {each.unreachable}",
+                f"it does not answer its health check: {each.problem}",
                 "start it, or correct its address in --prefill and --decode; if it runs, look at "
                 "its log and at firewalls between it and this host",
             )
@@ -62,11 +238,11 @@ async def engine_reachable(setup: Setup) -> Found:
 
 async def engine_introduction(setup: Setup) -> Found:
     """Every engine names its models, family and ranks, and answers a request for one token."""
-    for each in await setup.all_engines():
-        if each.unidentified is not None:
+    for each in setup.engines:
+        if each.problem is not None and each.answers:
             yield error(
                 each.name,
-                f"it answers its health check but cannot be identified: {each.unidentified}",
+                f"it answers its health check but cannot be identified: {each.problem}",
                 "no request can be routed to it: do what the sentence says, or name its kind with "
                 "--kv-connector",
             )
@@ -74,7 +250,7 @@ async def engine_introduction(setup: Setup) -> Found:
 
 async def models(setup: Setup) -> Found:
     """Each engine's model is served by an engine of the other leg too."""
-    known = await setup.generating_engines()
+    known = setup.generating_engines
     prefill, decode = (
         [each for each in known if each.engine.role.serves(leg)]
         for leg in (Role.PREFILL, Role.DECODE)
@@ -86,25 +262,25 @@ async def models(setup: Setup) -> Found:
 
 def _alone(engines: list[EngineFacts], others: list[EngineFacts], leg: str) -> list[Finding]:
     """A finding for each of `engines` that shares no model with the `others`, which do `leg`."""
-    served = {model for other in others for model in other.models}
+    served = {model for other in others for model in other.identity.models}
     return [
         error(
             each.name,
-            f"it serves {', '.join(each.models)}, which no {leg} engine does (they serve "
+            f"it serves {', '.join(each.identity.models)}, which no {leg} engine does (they serve "
             f"{', '.join(sorted(served))}): prompts are not shared with it",
             "start it with the model of the others, or give both one --served-model-name if the "
             "model is the same",
         )
         for each in engines
-        if not served & set(each.models)
+        if not served & set(each.identity.models)
     ]
 
 
 async def aliases(setup: Setup) -> Found:
     """A decode engine serves each model of each alias."""
-    known = await setup.known_engines()
+    known = setup.known_engines
     decode = [each for each in known if each.engine.role.serves(Role.DECODE)]
-    served = {model for each in decode for model in each.models}
+    served = {model for each in decode for model in each.identity.models}
     for alias, versions in setup.settings.aliases.items():
         for model in sorted(versions.keys() - served):
             yield error(
@@ -117,11 +293,9 @@ async def aliases(setup: Setup) -> Found:
 
 async def context_length(setup: Setup) -> Found:
     """Engines of one model have one max_model_len."""
-    for model, group in model_groups(await setup.known_engines()):
+    for model, group in model_groups(setup.known_engines):
         lengths = {
-            each.name: each.engine.identity.max_model_len
-            for each in group
-            if each.engine.identity is not None and each.engine.identity.max_model_len
+            each.name: each.identity.max_model_len for each in group if each.identity.max_model_len
         }
         if odd := odd_ones(lengths):
             names, value, others = odd
@@ -136,10 +310,9 @@ async def context_length(setup: Setup) -> Found:
 async def engine_version(setup: Setup) -> Found:
     """Engines of one family run one version."""
     by_family: dict[str, dict[str, str]] = {}
-    for each in await setup.generating_engines():
-        identity = each.engine.identity
-        if identity is not None and identity.version is not None:
-            by_family.setdefault(each.engine.family, {})[each.name] = identity.version
+    for each in setup.generating_engines:
+        if each.identity.version is not None:
+            by_family.setdefault(each.engine.family, {})[each.name] = each.identity.version
     for family, versions in by_family.items():
         if odd := odd_ones(versions):
             names, value, others = odd
@@ -154,7 +327,7 @@ async def engine_version(setup: Setup) -> Found:
 
 async def prefix_caching(setup: Setup) -> Found:
     """Engines of vLLM cache prefixes."""
-    for each in await setup.generating_engines():
+    for each in setup.generating_engines:
         if each.cache_config.get("enable_prefix_caching") == "False":
             yield warning(
                 each.name,
@@ -165,7 +338,7 @@ async def prefix_caching(setup: Setup) -> Found:
 
 async def host_memory(setup: Setup) -> Found:
     """Engines have host memory for all hits that come at once."""
-    for each in await setup.generating_engines():
+    for each in setup.generating_engines:
         if each.blocks_without_room:
             yield warning(
                 each.name,
@@ -178,7 +351,7 @@ async def host_memory(setup: Setup) -> Found:
 
 async def clock(setup: Setup) -> Found:
     """Clocks of engines (by their `Date` header) agree with this host's."""
-    for each in await setup.all_engines():
+    for each in setup.engines:
         skew_s = each.clock_ahead_s
         if skew_s is not None and abs(skew_s) > MAX_SKEW_S:
             direction = "ahead of" if skew_s > 0 else "behind"

@@ -12,13 +12,13 @@ import zmq
 from kvrouter.engines.families import connects_publisher
 from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
-from kvrouter.tools.doctor.links import ask_new_prompt
+from kvrouter.tools.doctor.trials import ask_new_prompt
 from kvrouter_store.events.sockets import Inbox, subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter.tools.doctor.engines import EngineFacts
 
 LISTEN_S: Final = 10.0
 """How long each engine has to connect its publisher and to publish."""
@@ -34,14 +34,11 @@ class _Listener:
 
     Attributes:
         block_tokens: tokens of the last block stored, by topic; 0 if an event said none.
-        complete: set once events of all `awaited` topics came.
     """
 
-    def __init__(self, endpoint: str, awaited: set[str]) -> None:
+    def __init__(self, endpoint: str) -> None:
         """Raises zmq.ZMQError if the address cannot be bound."""
         self.block_tokens: dict[str, int] = {}
-        self.complete = asyncio.Event()
-        self._awaited = awaited
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         socket = subscriber(self._context, b"")
         try:
@@ -63,19 +60,17 @@ class _Listener:
             sizes = [event.block_size for event in events if isinstance(event, BlockStored)]
             topic = frames[0].decode("utf-8", "replace")
             self.block_tokens[topic] = sizes[-1] if sizes else self.block_tokens.get(topic, 0)
-            if self._awaited <= self.block_tokens.keys():
-                self.complete.set()
 
 
 async def kv_events(setup: Setup) -> Found:
     """With --kv-events-bind, while no router listens there: events of every engine arrive."""
     endpoint = setup.settings.kv_events_bind
-    asked = await setup.generating_engines()
+    asked = setup.generating_engines
     known = [e for e in asked if connects_publisher(e.engine.family)]
     if endpoint is None or not known:
         return
     try:
-        listener = _Listener(endpoint, set(map(_topic, known)))
+        listener = _Listener(endpoint)
     except zmq.ZMQError as problem:
         if problem.errno != zmq.EADDRINUSE:  # else a router: see its kvrouter:kv_index_state
             yield error(
@@ -98,21 +93,19 @@ async def kv_events(setup: Setup) -> Found:
                 "start it with --kv-events-config and enable_kv_cache_events, an endpoint that "
                 f'leads here, and "topic": "{topic}"',
             )
-        elif block_tokens and each.block_tokens and block_tokens != each.block_tokens:
+        elif block_tokens and block_tokens != (each.identity.block_tokens or block_tokens):
             yield warning(
                 each.name,
                 f"its KV events are of blocks of {block_tokens} tokens, its KV of "
-                f"{each.block_tokens}",
+                f"{each.identity.block_tokens}",
                 "give --block-size and the hash block size of the engine one value",
             )
 
 
 async def _listen(setup: Setup, known: list[EngineFacts], listener: _Listener) -> None:
     """Let engines compute new blocks until events of each came, or their time is over."""
-    until_s = monotonic() + LISTEN_S
-    while not listener.complete.is_set() and monotonic() < until_s:
-        silent = [each for each in known if _topic(each) not in listener.block_tokens]
+    until_s, silent = monotonic() + LISTEN_S, known
+    while silent and monotonic() < until_s:
         await asyncio.gather(*(ask_new_prompt(setup, each) for each in silent))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TURN_S):
-                await listener.complete.wait()
+        await asyncio.sleep(TURN_S)
+        silent = [each for each in known if _topic(each) not in listener.block_tokens]

@@ -1,4 +1,7 @@
-"""Runs the doctor's checks all at once, each with a deadline, so that none holds up the others."""
+"""Runs the doctor: it asks engines and the store, then runs its checks all at once.
+
+Each check has a deadline, so that none holds up the others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
-from kvrouter.options.addresses import SECURE, bare_address, unlabelled
+from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.options.types import unique_stores
 from kvrouter.tools.doctor.base import (
     GRAVEST_FIRST,
@@ -31,22 +34,25 @@ from kvrouter.tools.doctor.base import (
     Host,
     Setup,
     Severity,
-    SharedGroup,
     error,
 )
-from kvrouter.tools.doctor.discovery import read_sources
-from kvrouter.tools.doctor.engine_facts import learn_engine
+from kvrouter.tools.doctor.engines import learn_engine, read_sources
 from kvrouter.tools.doctor.registry import CHECKS
-from kvrouter.tools.doctor.sharing import shared_groups
-from kvrouter.tools.doctor.store_facts import StoreFacts, learn_store
+from kvrouter.tools.doctor.sharing import SharedGroup, shared_groups
+from kvrouter.tools.doctor.store import learn_store
 from kvrouter.tools.doctor.trials import try_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
+
+    from kvrouter.tools.doctor.base import Found
+    from kvrouter.tools.doctor.store import StoreFacts
 
 WIDTH: Final = 100
 REQUESTS_PER_CHECK: Final = 6
 """Requests that a check may wait for, one after the other, each with its own deadline."""
+REQUESTS_TO_LEARN: Final = 60
+"""The same of all that is asked before the checks."""
 log = logging.getLogger(__name__)
 
 
@@ -162,54 +168,56 @@ async def examine(
     async with ProbeClient(keys, settings.engine_trust()) as probe:
         ports = ChainMap(settings.bootstrap_ports)
         setup = Setup(settings, host, Families(), probe, deadline_s, ports)
-        setup.discovered = await read_sources(setup)
-        try:
-            _learn(setup)
-            found = await asyncio.gather(*(_run(check, setup) for check in checks))
-            shared = await shared_groups(setup)
-        finally:
-            await setup.close()
-    rows = [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
+        learnt = await _findings(_learn(setup), REQUESTS_TO_LEARN * deadline_s)
+        limit_s = REQUESTS_PER_CHECK * deadline_s
+        found = await asyncio.gather(
+            *(_findings(_all(check.examine(setup)), limit_s) for check in checks)
+        )
+    rows = [("doctor", one) for one in learnt]
+    rows += [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
     rows.sort(key=lambda row: GRAVEST_FIRST.index(row[1].severity))
-    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(setup), tuple(shared))
+    seconds, shared = monotonic() - begun_s, tuple(shared_groups(setup))
+    return Report(tuple(rows), len(checks), seconds, _subjects(setup), shared)
 
 
-def _learn(setup: Setup) -> None:
-    """Begin to ask the engines and the store, and to try pairs of engines."""
-    settings = setup.settings
+async def _learn(setup: Setup) -> list[Finding]:
+    """Ask engines and the store, try pairs of engines, and ask the store what it saw of that."""
+    settings, engines = setup.settings, list[Engine]()
+    setup.discovered = await read_sources(setup)
     named = [*settings.engines.items()]
     named += [one for each in setup.discovered for one in each.members.items()]
     for address, role in both_roles(named).items():
-        if role is Role.STORE:
-            if settings.store == settings.store_nodes:  # it is not of another project
-                settings.store = unique_stores([*settings.store, address])
-            continue
-        engine = Engine(bare_address(address), role, tls=SECURE in address, nodes=setup.nodes)
-        setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
-    nodes = settings.store_nodes
-    setup.stores = [asyncio.create_task(learn_store(settings, url)) for url in nodes]
-    if nodes:
-        setup.trials = asyncio.create_task(try_pairs(setup))
-    for url in nodes:
-        setup.later_stores.append(asyncio.create_task(_learn_store_later(setup, url)))
+        if role is not Role.STORE:
+            tls = SECURE in address
+            engines.append(Engine(bare_address(address), role, tls=tls, nodes=setup.nodes))
+        elif settings.store == settings.store_nodes:  # it is not of another project
+            settings.store = unique_stores([*settings.store, address])
+    setup.engines = await asyncio.gather(*(learn_engine(setup, each) for each in engines))
+    setup.stores = await _ask_nodes(settings)
+    if setup.usable_stores:
+        setup.trials = await try_pairs(setup)
+        setup.stores = await _ask_nodes(settings)
+    return []
 
 
-async def _learn_store_later(setup: Setup, url: str) -> StoreFacts:
-    await setup.all_trials()
-    return await learn_store(setup.settings, url)
+async def _ask_nodes(settings: RouterSettings) -> list[StoreFacts]:
+    return await asyncio.gather(*(learn_store(settings, url) for url in settings.store_nodes))
 
 
-async def _run(check: Check, setup: Setup) -> list[Finding]:
-    """The findings of one check; if it fails or hangs, a finding that says so."""
-    deadline_s = REQUESTS_PER_CHECK * setup.deadline_s
+async def _all(found: Found) -> list[Finding]:
+    return [each async for each in found]
+
+
+async def _findings(work: Awaitable[list[Finding]], deadline_s: float) -> list[Finding]:
+    """The findings of some work; if it fails or hangs, a finding that says so."""
     try:
         async with asyncio.timeout(deadline_s):
-            return [found async for found in check.examine(setup)]
+            return await work
     except TimeoutError:
         sentence = f"this check did not end within {deadline_s:g} s"
         remedy = "see which engine is slow, or raise --doctor-deadline"
     except Exception as failure:  # what one peer answers must not hide findings of others
-        log.debug("check %s", check.name, exc_info=True)
+        log.debug("%s", work, exc_info=True)
         sentence = f"this check failed: {failure!r}"
         remedy = "report this sentence: it is a defect of the doctor"
     return [error("kvrouter doctor", sentence, remedy)]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import CacheGroup, Role
 from kvrouter.engines.families import uses_store
-from kvrouter.tools.doctor.base import Found, Setup, SharedGroup, error, warning
+from kvrouter.tools.doctor.base import Found, Setup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
-from kvrouter.tools.doctor.links import unconnected
-from kvrouter.tools.doctor.store_facts import together
+from kvrouter.tools.doctor.store import connected_engines, manifests_of
+from kvrouter.tools.doctor.trials import unconnected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter.tools.doctor.engines import EngineFacts
     from kvrouter_store.identity.block import Manifest
 
     Value = Callable[[EngineFacts, Manifest | None], str | None]
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 async def family(setup: Setup) -> Found:
     """Engines of one model hand KV over in one way."""
-    for model, group in model_groups(await setup.generating_engines()):
+    for model, group in model_groups(setup.generating_engines):
         odd = odd_ones({each.name: each.engine.family for each in group})
         roles = {each.engine.role for each in group}
         legs = {leg for leg in (Role.PREFILL, Role.DECODE) if any(r.serves(leg) for r in roles)}
@@ -42,17 +43,16 @@ async def family(setup: Setup) -> Found:
 
 async def connector(setup: Setup) -> Found:
     """With a store, engines have its connector, and it shares KV."""
-    for each in await setup.generating_engines():
-        identity = each.engine.identity
-        if identity is None or not uses_store(each.engine.family):
+    for each in setup.generating_engines:
+        if not uses_store(each.engine.family):
             continue
-        if identity.refusal is not None:
+        if each.identity.refusal is not None:
             yield error(
                 each.name,
-                f"its connector shares no KV: {identity.refusal}",
+                f"its connector shares no KV: {each.identity.refusal}",
                 "change the setting of the engine that the sentence names, and restart it",
             )
-        elif setup.settings.store_nodes and identity.manifest is None:
+        elif setup.settings.store_nodes and each.identity.manifest is None:
             yield error(
                 each.name,
                 "--store is given, but no connector of it is loaded there: its KV neither goes to "
@@ -66,11 +66,9 @@ async def connector_waits(setup: Setup) -> Found:
     """With --decode-dispatch chunk or at-once, decode engines can wait for KV."""
     if setup.settings.sent_ahead_blocks is None:
         return
-    for each in await setup.generating_engines():
-        identity = each.engine.identity
-        if identity is None or identity.manifest is None or identity.waits:
-            continue
-        if each.engine.role.serves(Role.DECODE):
+    for each in setup.generating_engines:
+        lacks = each.identity.manifest is not None and not each.identity.waits
+        if lacks and each.engine.role.serves(Role.DECODE):
             yield warning(
                 each.name,
                 f"--decode-dispatch {setup.settings.decode_dispatch} is given, but its connector "
@@ -81,17 +79,17 @@ async def connector_waits(setup: Setup) -> Found:
 
 async def same_store(setup: Setup) -> Found:
     """Engines' connectors use the store that the router asks."""
-    stores = await setup.usable_stores(after_trials=True)
+    stores = setup.usable_stores
     if not stores or len(stores) < len(setup.stores):
         return
-    store = together(stores)
-    engines = await setup.generating_engines()
-    for manifest, group, missing in unconnected(engines, store.engines):
-        connected = len(store.engines.get(manifest, frozenset()))
+    engines, urls = setup.generating_engines, ", ".join(each.url for each in stores)
+    names = connected_engines(each for store in stores for each in store.registered)
+    for manifest, group, missing in unconnected(engines, names):
+        connected = len(names.get(manifest, frozenset()))
         yield error(
             ", ".join(each.name for each in missing),
             f"of {len(group)} engines with the manifest {manifest[:12]}, {connected} are "
-            f"connected to {store.url}",
+            f"connected to {urls}",
             "give its connector the url (and token) of the store that --store names",
         )
 
@@ -99,7 +97,7 @@ async def same_store(setup: Setup) -> Found:
 async def store_node(setup: Setup) -> Found:
     """With several store nodes, each engine names the one that it writes to."""
     nodes = setup.settings.store
-    for each in await setup.generating_engines():
+    for each in setup.generating_engines:
         if len(nodes) > 1 and each.engine.manifest is not None and each.engine.node not in nodes:
             said = f"names the store node {each.engine.node}" if each.engine.node else "names none"
             yield warning(
@@ -110,13 +108,33 @@ async def store_node(setup: Setup) -> Found:
             )
 
 
-async def shared_groups(setup: Setup) -> list[SharedGroup]:
+@dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """A cache group that an engine shares through the store.
+
+    Attributes:
+        engine: by role and address.
+        group: the kind of attention, and the group's number in the engine.
+        reach: how many trailing blocks of a prefix a hit needs; None: all.
+    """
+
+    engine: str
+    group: str
+    reach: int | None
+
+    def __str__(self) -> str:
+        """A line for operators."""
+        needed = "all blocks" if self.reach is None else f"the last {self.reach} blocks"
+        return f"{self.engine} shares {self.group}: a hit needs {needed}"
+
+
+def shared_groups(setup: Setup) -> list[SharedGroup]:
     """What engines share through the store, by cache group."""
-    manifests = together(await setup.usable_stores(after_trials=True)).manifests
+    manifests = manifests_of(setup.usable_stores)
     found = []
-    for each in await setup.generating_engines():
-        identity = each.engine.identity
-        if identity is None or identity.manifest is None or identity.refusal:
+    for each in setup.generating_engines:
+        identity = each.identity
+        if identity.manifest is None or identity.refusal:
             continue
         for group in identity.groups or (CacheGroup(identity.manifest, None),):
             known = manifests.get(group.manifest)
@@ -173,8 +191,8 @@ async def _differences(
     `what` begins the finding. A difference in one of `unless` explains this one, and is reported
     by its own check.
     """
-    manifests = together(await setup.usable_stores(after_trials=True)).manifests
-    for _, engines in model_groups(await setup.generating_engines()):
+    manifests = manifests_of(setup.usable_stores)
+    for _, engines in model_groups(setup.generating_engines):
         group = [(each, manifests.get(each.engine.manifest or "")) for each in engines]
         odd = _odd(group, value)
         if odd is not None and all(_odd(group, cause) is None for cause in unless):
@@ -189,16 +207,17 @@ def _odd(group: Group, value: Value) -> tuple[list[str], str, str] | None:
 
 
 def _block_size(facts: EngineFacts, manifest: Manifest | None) -> str | None:
-    return f"{facts.block_tokens} tokens" if facts.block_tokens is not None else None
+    tokens = facts.identity.block_tokens
+    return f"{tokens} tokens" if tokens is not None else None
 
 
 def _hashes(facts: EngineFacts, manifest: Manifest | None) -> str | None:
     """The algorithm, and the root of the hash chains, which depends on the seed."""
-    identity = facts.engine.identity
+    root = facts.identity.root
     if manifest is not None:
         return f"{manifest.spec.hash_algo} from root {manifest.spec.root[:12]}"
-    if identity is not None and identity.root is not None:
-        return f"hashes from root {identity.root.hex()[:12]}"
+    if root is not None:
+        return f"hashes from root {root.hex()[:12]}"
     return facts.cache_config.get("prefix_caching_hash_algo")
 
 

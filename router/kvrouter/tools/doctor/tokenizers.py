@@ -15,7 +15,7 @@ from kvrouter.tools.doctor.engines import model_groups, odd_ones
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter.tools.doctor.engines import EngineFacts
 
     TokenIds = tuple[int, ...]
 
@@ -30,7 +30,7 @@ OWN: Final = "this router's --tokenizer"
 
 async def tokenizer(setup: Setup) -> Found:
     """Engines of one model, and --tokenizer, tokenize a text in the same way."""
-    for model, group in model_groups(await setup.known_engines()):
+    for model, group in model_groups(setup.known_engines):
         ids = await _ask_all(setup, group, {"model": model, "prompt": TRIAL_TEXT})
         if setup.settings.tokenizer is not None:
             try:
@@ -47,7 +47,7 @@ async def tokenizer(setup: Setup) -> Found:
 
 async def chat_template(setup: Setup) -> Found:
     """Engines of one model render a conversation in the same way."""
-    for model, group in model_groups(await setup.known_engines()):
+    for model, group in model_groups(setup.known_engines):
         body = {"model": model, "messages": list(MESSAGES)}
         ids = await _ask_all(setup, group, body)
         text = await _ask_all(setup, group, {"model": model, "prompt": TRIAL_TEXT})
