@@ -199,7 +199,6 @@ SHARED_NAMES = {
     "kvrouter/http": {"add"},
     "kvrouter/prefix": {"current", "forget", "match", "use", "wait"},
     "kvrouter/telemetry": {"family"},
-    "kvrouter/tools": {"token"},
     "kvrouter_store/connectors": {"begin", "lookup", "of", "put", "take"},
     "kvrouter_store/identity": {"as_dict"},
     "kvrouter_store/tiers": {"load"},

@@ -8,8 +8,6 @@ from tests.chaos.cluster import BLOCK_TOKENS, KV_BYTES_PER_TOKEN, MODEL
 
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 _WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")
 
@@ -37,9 +35,7 @@ class Requests(Protocol):
 def oracle() -> Oracle:
     """The right answers of the drills' engines."""
     sim = SimSettings(model=MODEL, block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BYTES_PER_TOKEN)
-    root = root_hash(None)
-    manifest = sim_manifest(MODEL, sim.weights_revision, BLOCK_TOKENS, sim.block_bytes, root)
-    return Oracle(manifest)
+    return Oracle(sim.manifest)
 
 
 class MixedRequests:

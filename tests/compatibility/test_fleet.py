@@ -13,8 +13,6 @@ from tests.integration.replicas.test_processes import until_metric
 from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 pytestmark = [pytest.mark.compatibility, pytest.mark.timeout(400)]
 PARTS = ("router", "store", "prefill", "decode")
@@ -65,9 +63,7 @@ async def tokens_loaded(http: aiohttp.ClientSession, engine: Child) -> float:
 async def test_a_fleet_answers_right_and_shares_kv_at_every_step_of_an_upgrade(
     versions: Versions, children: Children, tmp_path: Path, upgraded: set[str]
 ) -> None:
-    root = root_hash(None)
-    manifest = sim_manifest("m", SIM.weights_revision, SIM.block_size, SIM.block_bytes, root)
-    oracle = Oracle(manifest)
+    oracle = Oracle(SIM.manifest)
     router, decode = await start_fleet(children, versions, tmp_path, upgraded)
     async with aiohttp.ClientSession() as http, asyncio.timeout(PATIENCE_S):
         first = 100

@@ -21,9 +21,7 @@ from tests.rdma.rig import MIB, Control
 
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.identity.chain import root_hash
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(300)]
 THERE = "10.77.0.2"
@@ -130,8 +128,7 @@ def fleet(hands: Callable[[], Control]) -> Iterator[Fleet]:
 def oracle() -> Oracle:
     """Computes everything."""
     settings = SimSettings(model="tiny", block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BYTES)
-    revision, size = settings.weights_revision, settings.block_bytes
-    return Oracle(sim_manifest("tiny", revision, BLOCK_TOKENS, size, root_hash(None)))
+    return Oracle(settings.manifest)
 
 
 def test_decode_answers_from_kv_that_landed_on_the_other_machine(fleet: Fleet) -> None:

@@ -13,8 +13,6 @@ from tests.vllm.services import Service
 
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 REQUESTS, OUTPUT_TOKENS = 24, 20
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -84,8 +82,7 @@ def test_it_counts_every_request_as_good_and_the_tokens_as_they_are(
     assert requests["errored"] == requests["incomplete"] == []
     assert len(requests["successful"]) == REQUESTS
     sim = SimSettings(model="tiny", block_size=16)
-    root = root_hash(None)
-    oracle = Oracle(sim_manifest("tiny", sim.weights_revision, 16, sim.block_bytes, root))
+    oracle = Oracle(sim.manifest)
     for request in requests["successful"]:
         arguments = json.loads(request["request_args"])
         body = arguments["body"]

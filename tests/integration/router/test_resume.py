@@ -22,12 +22,9 @@ from kvrouter.tools.sim import requests
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 SIM = SimSettings(model="tiny", port=0, block_size=16, inter_token_latency="5ms")  # type: ignore[arg-type]
-MANIFEST = sim_manifest(SIM.model, "sim", SIM.block_size, SIM.block_bytes, root_hash(None))
-ORACLE = Oracle(MANIFEST)
+ORACLE = Oracle(SIM.manifest)
 PROMPT = list(range(50))
 TOKENS = 60
 Json = dict[str, Any]

@@ -16,11 +16,9 @@ from kvrouter.tools.demo.simulated import Simulated, checked_reply
 from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 SETTINGS = SimSettings(model="m", port=0, block_size=16, kv_bytes_per_token=64)
-MANIFEST = sim_manifest("m", "sim", 16, SETTINGS.block_bytes, root_hash(None))
+MANIFEST = SETTINGS.manifest
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, url_of
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.tools.sim import engine as sim_engine
+from kvrouter.tools.sim import store_link
 from kvrouter.tools.sim.settings import Duration, SimSettings
 from kvrouter_store._core import StoreServer
 from kvrouter_store.rdma.device import open_device
@@ -40,7 +40,7 @@ def opens(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield open_device
         return
     with StandIn(tmp_path) as stand_in:
-        monkeypatch.setattr(sim_engine, "Initiator", partial(Initiator, opens=stand_in.open))
+        monkeypatch.setattr(store_link, "Initiator", partial(Initiator, opens=stand_in.open))
         yield stand_in.open
 
 

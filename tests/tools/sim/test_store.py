@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.patience import eventually
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store._core import Segments, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash
@@ -22,7 +22,7 @@ BLOCK = 16
 KV_BYTES = 256
 PROMPT = list(range(100, 200))
 LOADABLE = 96
-MANIFEST = sim_manifest("tiny", "sim", BLOCK, BLOCK * KV_BYTES, root_hash(None))
+MANIFEST = SimSettings(model="tiny", block_size=BLOCK, kv_bytes_per_token=KV_BYTES).manifest
 
 
 @pytest.fixture

@@ -13,12 +13,10 @@ from tests.fakes.certificates import Authority
 from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 pytestmark = pytest.mark.timeout(180)
 SIM = SimSettings(model="tiny", block_size=16, kv_bytes_per_token=256)
-ORACLE = Oracle(sim_manifest(SIM.model, "sim", SIM.block_size, SIM.block_bytes, root_hash(None)))
+ORACLE = Oracle(SIM.manifest)
 PROMPT = list(range(500, 900))
 
 

@@ -17,14 +17,11 @@ from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.demo.figures import Counted
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 SIM = SimSettings(model="tiny", block_size=16, kv_bytes_per_token=256)
-MANIFEST = sim_manifest(SIM.model, "sim", SIM.block_size, SIM.block_bytes, root_hash(None))
-ORACLE = Oracle(MANIFEST)
+ORACLE = Oracle(SIM.manifest)
 BLOCK = SIM.block_size
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Who is there?"}]
 

@@ -10,8 +10,6 @@ from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import CHAT, Reply
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
-from kvrouter.tools.sim.store_link import sim_manifest
-from kvrouter_store.identity.chain import root_hash
 
 
 class Simulated:
@@ -28,11 +26,7 @@ class Simulated:
 
     def __init__(self, settings: DemoSettings) -> None:
         self.settings = settings
-        sim = SimSettings(model=self.model)
-        root = root_hash(None)
-        revision = sim.weights_revision
-        manifest = sim_manifest(self.model, revision, sim.block_size, sim.block_bytes, root)
-        self._oracle = Oracle(manifest)
+        self._oracle = Oracle(SimSettings(model=self.model).manifest)
 
     async def start(self, children: Children, folder: Path) -> Cluster:
         """Start store, engines and router; returns when all are ready. Raises ChildFailed."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -33,7 +33,6 @@ class SimAdmission:
     cache: BlockCache
     max_running: int
     max_waiting: int
-    changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._waiters: list[_Waiter] = []
@@ -50,16 +49,13 @@ class SimAdmission:
         The lowest `priority` is next, and of equals the oldest. Raises QueueFull at once if too
         many wait. A cancelled caller leaves the queue.
         """
-        if not self._waiters:
-            allocation = self._try(hashes, blocks)
-            if allocation is not None:
-                return allocation
-        if len(self._waiters) >= self.max_waiting:
-            raise QueueFull()
         admitted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(hashes, blocks, admitted, priority)
         insort(self._waiters, waiter, key=attrgetter("priority"))
-        self.changed()
+        self._pump()
+        if not admitted.done() and len(self._waiters) > self.max_waiting:
+            self._waiters.remove(waiter)
+            raise QueueFull()
         try:
             return await waiter.admitted
         except asyncio.CancelledError:
@@ -77,23 +73,12 @@ class SimAdmission:
         self._pump()
 
     def _pump(self) -> None:
-        while self._waiters:
+        while self._waiters and self.running < self.max_running:
             head = self._waiters[0]
-            if head.admitted.cancelled():
-                del self._waiters[0]
-                continue
-            allocation = self._try(head.hashes, head.blocks)
-            if allocation is None:
-                break
+            if not head.admitted.cancelled():
+                allocation = self.cache.allocate(head.hashes, head.blocks)
+                if allocation is None:
+                    return
+                self.running += 1
+                head.admitted.set_result(allocation)
             del self._waiters[0]
-            head.admitted.set_result(allocation)
-        self.changed()
-
-    def _try(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
-        if self.running >= self.max_running:
-            return None
-        allocation = self.cache.allocate(hashes, blocks)
-        if allocation is not None:
-            self.running += 1
-            self.changed()
-        return allocation

@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
@@ -23,15 +24,12 @@ from typing import TYPE_CHECKING
 from kvrouter.tools.sim.admission import SimAdmission
 from kvrouter.tools.sim.answers import SimAnswer
 from kvrouter.tools.sim.block_cache import BlockCache, Cleared, Event, Removed
-from kvrouter.tools.sim.generation import Generation, Prompt
-from kvrouter.tools.sim.memory import KVMemory
+from kvrouter.tools.sim.generation import Generation
+from kvrouter.tools.sim.kv_bytes import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
-from kvrouter.tools.sim.store_link import SimStoreLink, sim_manifest
+from kvrouter.tools.sim.store_link import SimStoreLink
 from kvrouter.tools.sim.tokenizer import SimTokenizer
-from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.neighbours import Neighbours, name_of
-from kvrouter_store.identity.chain import hash_tokens, root_hash
-from kvrouter_store.rdma.initiator import Initiator
+from kvrouter_store.identity.chain import hash_tokens
 
 if TYPE_CHECKING:
     from kvrouter.tools.sim.requests import GenerateRequest
@@ -132,14 +130,8 @@ class SimEngine:
         self.settings = settings
         self.saves_prompts = settings.role != "decode"
         self.saves_answers = settings.role == "both"
-        self.root = root_hash(settings.hash_seed)
-        self.manifest = sim_manifest(
-            settings.model,
-            settings.weights_revision,
-            settings.block_size,
-            settings.block_bytes,
-            self.root,
-        )
+        self.root = settings.root
+        self.manifest = settings.manifest
         self.spec_digest = self.manifest.spec.digest
         self.tokenizer = SimTokenizer()
         self.metrics = SimMetrics(settings.served_names[0])
@@ -151,16 +143,15 @@ class SimEngine:
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
         self.core = asyncio.Event()
         self.core.set()
-        self._random = Random(settings.seed)
-        self.link = self._link(name)
+        self.link = SimStoreLink(self, settings.store, name) if settings.store else None
         self.sources = settings.store_sources
         self._publish = publish
         self._admission = SimAdmission(
-            self.cache,
-            settings.max_num_seqs,
-            settings.max_waiting_queue_length,
-            self._count_requests,
+            self.cache, settings.max_num_seqs, settings.max_waiting_queue_length
         )
+        self.metrics.running.set_function(lambda: self._admission.running)
+        self.metrics.waiting.set_function(lambda: self._admission.waiting)
+        self.metrics.cache_usage.set_function(lambda: self.cache.held_blocks / self.cache.capacity)
 
     @property
     def running(self) -> int:
@@ -182,30 +173,22 @@ class SimEngine:
         function, text = form.draw(request.prompt, request.seed) if form else ("", "")
         given = self.tokenizer.encode(text) if text else []
         block_tokens = self.settings.block_size
-        tokens = array("I", request.prompt)
-        adapter, salt = request.adapter, request.cache_salt
-        hashes = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter, cache_salt=salt)
+        tokens, salt = array("I", request.prompt), request.cache_salt
+        named = partial(hash_tokens, tokens, block_tokens, root=self.root, lora=request.adapter)
+        hashes = named(cache_salt=salt)
+        contents = hashes if salt is None else named()
         answer_tokens = self._answer_tokens(request, len(given))
-        contents = hashes
-        if salt is not None:
-            contents = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter)
         usable = (len(tokens) - 1) // block_tokens
         blocks = -(-(len(tokens) + answer_tokens) // block_tokens)
         priority = request.priority if self.settings.scheduling_policy == "priority" else 0
         allocation = await self._admission.enter(list(hashes[:usable]), blocks, priority)
-        prompt = Prompt(request.prompt, hashes, contents, usable, salt, adapter)
         answer = SimAnswer(request, allocation.cached_blocks * block_tokens, None)
         answer.function, answer.given = function, given
         by_itself = request.max_tokens is None and not request.ignore_eos
         if answer_tokens == len(given) or (by_itself and not given):
             answer.finish_reason = "stop"
         return Generation(
-            self,
-            prompt,
-            allocation=allocation,
-            answer=answer,
-            left=answer_tokens,
-            arrived_s=arrived_s,
+            self, answer, hashes, contents, allocation, left=answer_tokens, arrived_s=arrived_s
         )
 
     async def until(self, due_s: float) -> None:
@@ -241,35 +224,6 @@ class SimEngine:
             await self.link.close()
         self.executor.shutdown()
 
-    def _link(self, name: str) -> SimStoreLink | None:
-        settings = self.settings
-        if settings.store is None:
-            return None
-
-        def open_client(url: str) -> StoreClient:
-            return StoreClient(
-                url,
-                transport=settings.store_transport,
-                rdma=Initiator(settings.rdma_options),
-                deadline_s=settings.store_deadline,
-                name=name,
-                token=settings.store_token.get_secret_value(),
-                tls=settings.store_tls,
-            )
-
-        return SimStoreLink(
-            open_client(settings.store),
-            Neighbours(open_client, StoreClient.close),
-            self.manifest,
-            self.memory,
-            self.metrics,
-            self.executor,
-            engine=name,
-            verify=settings.verify_kv,
-            node=name_of(settings.store),
-            spoils=lambda: self._random.random() * 100 < settings.kv_corruption_rate,
-        )
-
     def _answer_tokens(self, request: GenerateRequest, given: int) -> int:
         """The number given or asked for; else one that a model which stops by itself might have."""
         room = self.settings.context_tokens - len(request.prompt)
@@ -281,8 +235,3 @@ class SimEngine:
             return room
         number = sha256(array("I", request.prompt).tobytes()).digest()[0]
         return min(32 + number % 64, room)
-
-    def _count_requests(self) -> None:
-        self.metrics.running.set(self._admission.running)
-        self.metrics.waiting.set(self._admission.waiting)
-        self.metrics.cache_usage.set(self.cache.held_blocks / self.cache.capacity)

@@ -7,6 +7,7 @@ store, compute the rest in steps and save their blocks, then generate one token 
 import time
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvrouter.tools.sim.block_cache import Allocation, Stored
@@ -19,35 +20,24 @@ if TYPE_CHECKING:
     from kvrouter.tools.sim.engine import SimEngine
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt and its names. `usable` blocks can come from a cache: one token is always computed.
-
-    `contents` are the names without the salt, on which the KV does not depend.
-    """
-
-    tokens: list[int]
-    hashes: BlockHashes
-    contents: BlockHashes
-    usable: int
-    cache_salt: str | None
-    adapter: tuple[str, str] | None
-
-
 @dataclass(eq=False)
 class Generation:
     """Call `prefill` once, `next_token` until `done`, and `close` in any case.
 
     Attributes:
-        answer: grows with each token.
+        answer: to the request; grows with each token.
+        hashes: names of the prompt's full blocks.
+        contents: names without the salt, on which the KV does not depend.
         allocation: the slots, until `close`.
+        left: tokens that are still to be generated.
     """
 
     engine: "SimEngine"
-    prompt: Prompt
-    allocation: Allocation
     answer: "SimAnswer"
-    left: int  # tokens that are still to be generated
+    hashes: BlockHashes
+    contents: BlockHashes
+    allocation: Allocation
+    left: int
     arrived_s: float
 
     def __post_init__(self) -> None:
@@ -57,12 +47,13 @@ class Generation:
         self._due_s = 0.0
         self._context = KVContext(self.engine.spec_digest)
         self._block_tokens = self.engine.settings.block_size
+        self._request, self._tokens = self.answer.request, self.answer.request.prompt
+        self._usable = (len(self._tokens) - 1) // self._block_tokens  # one token is computed
         self._stored_blocks = 0
-        self._chain = self.prompt.hashes
-        full = len(self.prompt.hashes) * self._block_tokens
-        self._tail = list(self.prompt.tokens[full:])
-        self._parent = self.prompt.hashes[-1] if len(self.prompt.hashes) else None
-        self._content = self.prompt.contents[-1] if len(self.prompt.contents) else None
+        self._chain = self.hashes
+        self._tail = self._tokens[len(self.hashes) * self._block_tokens :]
+        self._parent = self.hashes[-1] if len(self.hashes) else None
+        self._content = self.contents[-1] if len(self.contents) else None
         self._finished = False
 
     @property
@@ -109,7 +100,7 @@ class Generation:
             self._first_token_s = self._due_s = now_s = time.monotonic()
             engine.metrics.first_token.observe(now_s - self.arrived_s)
         self._last_token_s = now_s
-        number = self._context.next_number(self._tail, self.answer.request.seed)
+        number = self._context.next_number(self._tail, self._request.seed)
         given = self.answer.given
         token = given[len(self.answer.tokens)] if given else engine.tokenizer.syllable(number)
         text = engine.tokenizer.decode((token,))
@@ -134,14 +125,14 @@ class Generation:
 
         First from the engine's own node, then from the one that the request names.
         """
-        engine, usable = self.engine, self.prompt.usable
+        engine, usable = self.engine, self._usable
         if engine.link is None or not (usable > local or engine.saves_prompts):
             return 0
         engine.metrics.external_queries.inc((usable - local) * self._block_tokens)
         began_s = time.monotonic()
         stored, loaded = await self._load_from("", local)
         self._stored_blocks = min(stored, local + loaded)
-        source = engine.sources.url(self.answer.request.source)
+        source = engine.sources.url(self._request.source)
         if source and local + loaded < usable:
             loaded += (await self._load_from(source, local + loaded))[1]
         if not loaded:
@@ -153,9 +144,9 @@ class Generation:
 
     async def _load_from(self, node: str, first: int) -> tuple[int, int]:
         """Load blocks from `first` on; how many leading ones the node has, and how many came."""
-        link, usable = self.engine.link, self.prompt.usable
+        link, usable = self.engine.link, self._usable
         assert link is not None
-        hashes, contents = self.prompt.hashes[:usable], self.prompt.contents[:usable]
+        hashes, contents = self.hashes[:usable], self.contents[:usable]
         there = min(await link.match(hashes, node), usable)
         if there <= first:
             return there, 0
@@ -168,7 +159,7 @@ class Generation:
         Also saves blocks that the engine held and the store did not.
         """
         engine, size = self.engine, self._block_tokens
-        first, end = held * size, len(self.prompt.tokens)
+        first, end = held * size, len(self._tokens)
         seconds = engine.latency.prefill(end - first, loaded * size, engine.running)
         began_s = time.monotonic()
         step = max(engine.settings.max_num_batched_tokens, size)
@@ -189,7 +180,7 @@ class Generation:
 
     async def _compute_blocks(self, first: int, end: int) -> None:
         slots = self.allocation.slots[first:end]
-        contents = list(self.prompt.contents[first:end])
+        contents = list(self.contents[first:end])
         engine = self.engine
         await in_thread(engine.executor, lambda: engine.memory.compute(slots, contents))
         self._name(first, end)
@@ -203,33 +194,24 @@ class Generation:
         if link is None:
             return False
         slots = self.allocation.slots[first:end]
-        self._stored_blocks += await link.save(self.prompt.hashes, first, slots)
+        self._stored_blocks += await link.save(self.hashes, first, slots)
         return self._stored_blocks == end
 
     def _name(self, first: int, end: int) -> None:
         """Let later requests use blocks first..end, and publish them."""
-        prompt, size = self.prompt, self._block_tokens
-        names = list(prompt.hashes[first:end])
+        size, names = self._block_tokens, list(self.hashes[first:end])
         new = [
             self.engine.cache.name(self.allocation, first + at, one) for at, one in enumerate(names)
         ]
-        if not any(new):
-            return
-        self.engine.publish(
-            [
-                Stored(
-                    prompt.hashes[first - 1] if first else None,
-                    tuple(names),
-                    tuple(prompt.tokens[first * size : end * size]),
-                    prompt.cache_salt,
-                    prompt.adapter,
-                )
-            ]
-        )
+        if any(new):
+            parent = self.hashes[first - 1] if first else None
+            tokens = tuple(self._tokens[first * size : end * size])
+            salt, adapter = self._request.cache_salt, self._request.adapter
+            self.engine.publish([Stored(parent, tuple(names), tokens, salt, adapter)])
 
     def _attend(self) -> None:
         """Read the KV of every full block of the prompt as the engine holds it."""
-        for slot in self.allocation.slots[: len(self.prompt.hashes)]:
+        for slot in self.allocation.slots[: len(self.hashes)]:
             self._context.add_block(self.engine.memory.slot(slot))
 
     async def _extend(self, token: int) -> None:
@@ -237,24 +219,12 @@ class Generation:
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return
-        engine, tail = self.engine, self._tail
-        salt = self.prompt.cache_salt if self._parent is None else None
-        adapter = self.prompt.adapter
-        name = hash_tokens(
-            array("I", tail),
-            self._block_tokens,
-            root=engine.root,
-            parent=self._parent,
-            lora=adapter,
-            cache_salt=salt,
+        engine, tail, adapter = self.engine, self._tail, self._request.adapter
+        salt = self._request.cache_salt if self._parent is None else None
+        named = partial(
+            hash_tokens, array("I", tail), self._block_tokens, root=engine.root, lora=adapter
         )
-        content = hash_tokens(
-            array("I", tail),
-            self._block_tokens,
-            root=engine.root,
-            parent=self._content,
-            lora=adapter,
-        )
+        name, content = named(parent=self._parent, cache_salt=salt), named(parent=self._content)
         index = self._context.blocks
         slot = self.allocation.slots[index]
         engine.memory.compute([slot], [content[0]])
@@ -268,7 +238,7 @@ class Generation:
             await engine.link.save(self._chain, index, [slot])
 
     def _count_prompt(self, local: int, loaded: int) -> None:
-        metrics, size, whole = self.engine.metrics, self._block_tokens, len(self.prompt.tokens)
+        metrics, size, whole = self.engine.metrics, self._block_tokens, len(self._tokens)
         metrics.prompt_tokens.inc(whole)
         metrics.prefix_queries.inc(whole)
         metrics.prefix_hits.inc(local * size)

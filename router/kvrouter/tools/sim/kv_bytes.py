@@ -3,11 +3,14 @@
 The KV of a block is a function of its cache spec and its hash, so an engine detects every wrong
 byte. The next token is a function of the bytes that the engine holds for the full blocks and of the
 tokens after them: wrong KV gives a wrong text, right KV gives the same text on every engine.
+
+An engine's KV memory has slots of one block each, and knows no names.
 """
 
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256, shake_128
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
 from kvrouter_store import _core
@@ -57,3 +60,30 @@ class KVContext:
         drawn = b"" if seed is None else b"%d" % seed
         seen = sha256(self._state + array("I", tail).tobytes() + drawn).digest()
         return int.from_bytes(seen[:8], "little")
+
+
+class KVMemory:
+    """`blocks` slots of `block_bytes` bytes; a page takes memory only once it is written."""
+
+    def __init__(self, spec_digest: bytes, blocks: int, block_bytes: int) -> None:
+        self._spec_digest = spec_digest
+        self._memory = mmap(-1, blocks * block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
+        self._view = memoryview(self._memory)
+        self.block_bytes = block_bytes
+        self.segments = _core.Segments.over(self._memory, block_bytes, writable=True)
+
+    def slot(self, index: int) -> memoryview:
+        """The bytes of a slot."""
+        return self._view[index * self.block_bytes : (index + 1) * self.block_bytes]
+
+    def compute(self, slots: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Fill slots with the KV of these hashes, as a forward pass does."""
+        for index, block_hash in zip(slots, hashes, strict=True):
+            self.slot(index)[:] = kv_of_block(self._spec_digest, block_hash, self.block_bytes)
+
+    def right_blocks(self, slots: Sequence[int], hashes: Sequence[bytes]) -> int:
+        """How many leading slots hold exactly the KV of their hashes."""
+        for count, (index, block_hash) in enumerate(zip(slots, hashes, strict=True)):
+            if self.slot(index) != kv_of_block(self._spec_digest, block_hash, self.block_bytes):
+                return count
+        return len(slots)

@@ -173,10 +173,8 @@ def _check_stream_options(data: Mapping[str, Any]) -> None:
 
 def _check_unsupported(data: Mapping[str, Any]) -> None:
     """Refuse what real engines do and the simulator does not."""
-    for name in ("echo", "use_beam_search", "background"):
-        if _flag(data, name):
-            raise bad_request(f"The simulator has no {name}.", name)
-    for name in ("logprobs", "prompt_logprobs", "top_logprobs", "previous_response_id"):
+    sampling = ("echo", "use_beam_search", "logprobs", "prompt_logprobs", "top_logprobs")
+    for name in (*sampling, "background", "previous_response_id"):
         if data.get(name):
             raise bad_request(f"The simulator has no {name}.", name)
 

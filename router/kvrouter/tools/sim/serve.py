@@ -36,8 +36,6 @@ from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
 from kvrouter.tools.sim.block_cache import Event
 from kvrouter.tools.sim.engine import SimEngine
 from kvrouter.tools.sim.events import EventPublisher, Faults
-from kvrouter.tools.sim.failures import FailureInjection
-from kvrouter.tools.sim.generation import Generation
 from kvrouter.tools.sim.requests import (
     GenerateRequest,
     json_object,
@@ -45,7 +43,7 @@ from kvrouter.tools.sim.requests import (
     parse_request,
     parse_tokenize,
 )
-from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.settings import FAILURES, SimSettings
 from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.rdma.base import RdmaUnavailable
 
@@ -68,55 +66,6 @@ AnyWriter = Writer | MessagesWriter | ResponsesWriter
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-class Adapters:
-    """The loaded LoRA adapters: names and paths, by the rules of vLLM's OpenAIServingModels."""
-
-    def __init__(self) -> None:
-        self._paths: dict[str, str] = {}
-
-    @property
-    def paths(self) -> Mapping[str, str]:
-        """The path of each by its name, in the order of loading."""
-        return self._paths
-
-    def find(self, model: str) -> tuple[str, str] | None:
-        """Name and path of the adapter that `model` names, or None."""
-        path = self._paths.get(model)
-        return None if path is None else (model, path)
-
-    def load(self, body: bytes) -> str:
-        """Load the adapter that a request names; vLLM's answer.
-
-        Raises:
-            ApiError: 400: it names none, or without `load_inplace` one that is loaded.
-        """
-        data = json_object(body, _invalid)
-        name, path = data.get("lora_name"), data.get("lora_path")
-        if not (isinstance(name, str) and name and isinstance(path, str) and path):
-            raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._paths and data.get("load_inplace") is not True:
-            raise _invalid(
-                f"The lora adapter '{name}' has already been loaded. If you want to load the "
-                "adapter in place, set 'load_inplace' to True."
-            )
-        self._paths[name] = path
-        return f"Success: LoRA adapter '{name}' added successfully."
-
-    def unload(self, body: bytes) -> str:
-        """Unload the adapter that a request names; vLLM's answer.
-
-        Raises:
-            ApiError: 400: it names none; 404: it is not loaded.
-        """
-        name = json_object(body, _invalid).get("lora_name")
-        if not (isinstance(name, str) and name):
-            raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
-        if name not in self._paths:
-            raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
-        del self._paths[name]
-        return f"Success: LoRA adapter '{name}' removed successfully."
-
-
 def _invalid(message: str) -> ApiError:
     return ApiError(400, message, kind="InvalidUserInput")
 
@@ -135,12 +84,9 @@ class SimServer:
         self.version = VLLM_VERSION
         self._engine: SimEngine | None = None
         self._publisher: EventPublisher | None = None
-        self._adapters = Adapters()
+        self._adapters: dict[str, str] = {}
         self._started_s = int(time.time())
-        seed = time.time_ns() if settings.seed is None else settings.seed
-        self._failures = FailureInjection(
-            settings.failure_injection_rate, settings.failure_types, Random(seed)
-        )
+        self._random = Random(time.time_ns() if settings.seed is None else settings.seed)
         self._routes: tuple[tuple[str, str, Handler], ...] = (
             ("GET", "/health", self._health),
             ("GET", "/ping", self._health),
@@ -198,7 +144,7 @@ class SimServer:
     @property
     def _names(self) -> tuple[str, ...]:
         """The names that a request may have as its model."""
-        return (*self.settings.served_names, *self._adapters.paths)
+        return (*self.settings.served_names, *self._adapters)
 
     @property
     def kv_event_ports(self) -> tuple[int, int | None]:
@@ -239,7 +185,7 @@ class SimServer:
     async def _models(self, exchange: Exchange) -> None:
         settings = self.settings
         names, length = settings.served_names, settings.context_tokens
-        body = models_body(names, settings.model, length, self._started_s, self._adapters.paths)
+        body = models_body(names, settings.model, length, self._started_s, self._adapters)
         exchange.respond(200, body)
 
     async def _tokenize(self, exchange: Exchange) -> None:
@@ -253,11 +199,28 @@ class SimServer:
         exchange.respond(200)
 
     async def _load_adapter(self, exchange: Exchange) -> None:
-        answer = self._adapters.load(exchange.body)
+        """Load a LoRA adapter, by the rules of vLLM's OpenAIServingModels."""
+        data = json_object(exchange.body, _invalid)
+        name, path = data.get("lora_name"), data.get("lora_path")
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._adapters and data.get("load_inplace") is not True:
+            raise _invalid(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
+        self._adapters[name] = path
+        answer = f"Success: LoRA adapter '{name}' added successfully."
         exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
     async def _unload_adapter(self, exchange: Exchange) -> None:
-        answer = self._adapters.unload(exchange.body)
+        name = json_object(exchange.body, _invalid).get("lora_name")
+        if not (isinstance(name, str) and name):
+            raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
+        if name not in self._adapters:
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
+        del self._adapters[name]
+        answer = f"Success: LoRA adapter '{name}' removed successfully."
         exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
     async def _render(self, exchange: Exchange) -> None:
@@ -275,67 +238,56 @@ class SimServer:
             self._names,
             self.settings.context_tokens,
         )
-        return replace(request, adapter=self._adapters.find(request.model))
+        model = request.model
+        adapter = (model, self._adapters[model]) if model in self._adapters else None
+        return replace(request, adapter=adapter)
 
     async def _generate(self, exchange: Exchange) -> None:
         data, path, engine = json_object(exchange.body, no_request), exchange.path, self.engine
         request = self._request(data, path)
-        failure = self._failures.draw()
-        if failure is not None:
+        if self._random.random() * 100 < self.settings.failure_injection_rate:
             engine.metrics.injected.inc()
-            raise failure
+            kind = self._random.choice(self.settings.failure_types or list(FAILURES))
+            status, message, param = FAILURES[kind]
+            raise ApiError(status, f"{message} (injected).", param=param)
         writer: AnyWriter = Writer(request, exchange.headers.get("x-request-id"))
         if path == RESPONSES:
             writer = ResponsesWriter(request, data)
         elif path == MESSAGES:
             writer = MessagesWriter(request)
-        stream = _Stream(exchange, writer) if request.stream else None
         answers = await _together(
-            [self._choice(one, at, stream) for at, one in enumerate(request.choices())]
+            [self._choice(exchange, writer, *each) for each in enumerate(request.choices())]
         )
-        if stream is None:
-            exchange.respond(200, writer.body(answers))
-        else:
+        if request.stream:
             exchange.write(writer.closing(answers))
             exchange.end()
+        else:
+            exchange.respond(200, writer.body(answers))
 
     async def _choice(
-        self, request: GenerateRequest, index: int, stream: "_Stream | None"
+        self, exchange: Exchange, writer: AnyWriter, index: int, request: GenerateRequest
     ) -> SimAnswer:
-        """One choice of a request, from its slots to its last token."""
+        """One choice of a request, from its slots to its last token.
+
+        In a stream it waits for a client that reads too slowly.
+        """
         generation = await self.engine.admit(request)
+        answer = generation.answer
         try:
             await generation.prefill()
-            if stream is not None:
-                stream.open(index)
+            if request.stream:
+                if not exchange.started:
+                    exchange.start(200, [_EVENT_STREAM])
+                exchange.write(writer.opening(index))
             while not generation.done:
                 token, text = await generation.next_token()
-                if stream is not None:
-                    await stream.token(index, generation, token, text)
+                if request.stream:
+                    exchange.write(writer.token(index, answer, token, text, generation.done))
+                    if exchange.paused:
+                        await exchange.drain()
         finally:
             generation.close()
-        return generation.answer
-
-
-class _Stream:
-    """Writes the tokens of all choices into one stream, as they are generated."""
-
-    def __init__(self, exchange: Exchange, writer: AnyWriter) -> None:
-        self._exchange = exchange
-        self._writer = writer
-
-    def open(self, index: int) -> None:
-        """Begin a choice, whose prompt is computed."""
-        if not self._exchange.started:
-            self._exchange.start(200, [_EVENT_STREAM])
-        self._exchange.write(self._writer.opening(index))
-
-    async def token(self, index: int, generation: Generation, token: int, text: str) -> None:
-        """Write the next token of a choice; waits for a client that reads too slowly."""
-        event = self._writer.token(index, generation.answer, token, text, generation.done)
-        self._exchange.write(event)
-        if self._exchange.paused:
-            await self._exchange.drain()
+        return answer
 
 
 def _publisher(settings: SimSettings, endpoint: str, topic: str) -> EventPublisher:

@@ -5,7 +5,7 @@ Flags that llm-d-inference-sim has carry its names and meaning
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -14,12 +14,14 @@ from pydantic_settings import SettingsConfigDict
 from kvrouter.options.secret_file import read_store_token, secret_of
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import LogLevel, Percent, Port, StoreTokenFile, StoreUrl, Texts
-from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connectors.neighbours import Sources
 from kvrouter_store.events.settings import KVEvents, KVEventsConfig
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.chain import root_hash
+from kvrouter_store.identity.layout import Layout
 from kvrouter_store.node.settings import (
     RdmaSettings,
     StoreCaFile,
@@ -29,6 +31,19 @@ from kvrouter_store.node.settings import (
 )
 
 DEFAULT_CONTEXT_TOKENS = 32768
+FAILURES: Final = {
+    "rate_limit": (429, "Rate limit reached", None),
+    "invalid_api_key": (401, "Incorrect API key", None),
+    "context_length": (
+        400,
+        "This model's maximum context length is exceeded",
+        "messages",
+    ),
+    "server_error": (500, "The server had an error", None),
+    "invalid_request": (400, "Invalid request", None),
+    "model_not_found": (404, "The model does not exist", "model"),
+}
+"""Status, message and parameter of failures on purpose: kinds of llm-d-inference-sim."""
 _PIECE = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -341,6 +356,25 @@ class SimSettings(RdmaSettings, Settings):
     def block_bytes(self) -> int:
         """Bytes of KV of one block."""
         return self.block_size * self.kv_bytes_per_token
+
+    @property
+    def root(self) -> bytes:
+        """Of the names of blocks."""
+        return root_hash(self.hash_seed)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the engine's KV: one opaque part for each block."""
+        spec = CacheSpec(
+            model=self.model,
+            weights_revision=self.weights_revision,
+            kv_dtype="sim",
+            block_tokens=self.block_size,
+            hash_algo="sha256_cbor",
+            root=self.root.hex(),
+        )
+        part = Part((0, 1), (0, 1), 0, self.block_bytes, Layout.opaque("kvrouter-sim/1"))
+        return Manifest(spec, (part,))
 
     @property
     def served_names(self) -> tuple[str, ...]:

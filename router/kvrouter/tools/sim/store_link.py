@@ -6,43 +6,26 @@ store, and computed again.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TypeVar
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
 
-from kvrouter.tools.sim.memory import KVMemory
-from kvrouter.tools.sim.metrics import SimMetrics
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.neighbours import Neighbours
+from kvrouter_store.connectors.neighbours import Neighbours, name_of
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import BlockHashes
-from kvrouter_store.identity.layout import Layout
+from kvrouter_store.rdma.initiator import Initiator
+
+if TYPE_CHECKING:
+    from kvrouter.tools.sim.engine import SimEngine
 
 Result = TypeVar("Result")
-_LAYOUT = "kvrouter-sim/1"
 _KEPT = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)
 
 log = logging.getLogger(__name__)
-
-
-def sim_manifest(
-    model: str, weights_revision: str, block_tokens: int, block_bytes: int, root: bytes
-) -> Manifest:
-    """The manifest of a simulated engine: one opaque part for each block."""
-    spec = CacheSpec(
-        model=model,
-        weights_revision=weights_revision,
-        kv_dtype="sim",
-        block_tokens=block_tokens,
-        hash_algo="sha256_cbor",
-        root=root.hex(),
-    )
-    part = Part((0, 1), (0, 1), 0, block_bytes, Layout.opaque(_LAYOUT))
-    return Manifest(spec, (part,))
 
 
 async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
@@ -64,40 +47,48 @@ async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) ->
         raise
 
 
-@dataclass(eq=False)
 class SimStoreLink:
-    """One engine's link to the store. `close` after the last request.
+    """The link of an engine, called `name`, to the store. `close` after the last request.
 
     Where it takes a `node`, that is the URL of another node of the store; "" is the own one.
+
+    Attributes:
+        node: URL of the own node for others; "" if there is none.
     """
 
-    client: StoreClient
-    neighbours: Neighbours[StoreClient]
-    manifest: Manifest
-    memory: KVMemory
-    metrics: SimMetrics
-    executor: ThreadPoolExecutor
-    engine: str
-    verify: bool
-    node: str  # URL of the own node for others; "" if there is none
-    spoils: Callable[[], bool] = lambda: False
-
-    def __post_init__(self) -> None:
+    def __init__(self, engine: "SimEngine", url: str, name: str) -> None:
+        self.node = name_of(url)
+        self._engine = engine
+        self._name = name
+        self._client = self._open(url)
+        self._neighbours = Neighbours(self._open, StoreClient.close)
+        self._random = Random(engine.settings.seed)
         self._registered = False
+
+    def _open(self, url: str) -> StoreClient:
+        settings = self._engine.settings
+        return StoreClient(
+            url,
+            transport=settings.store_transport,
+            rdma=Initiator(settings.rdma_options),
+            deadline_s=settings.store_deadline,
+            name=self._name,
+            token=settings.store_token.get_secret_value(),
+            tls=settings.store_tls,
+        )
 
     async def register(self) -> None:
         """Register the engine. If the store is away, the next operation does it."""
         await self._guarded(lambda client: None, None)
         if not self._registered:
             log.warning(
-                "the store %s does not answer: %s computes all", self.client.url, self.engine
+                "the store %s does not answer: %s computes all", self._client.url, self._name
             )
 
     async def match(self, hashes: BlockHashes, node: str = "") -> int:
         """How many leading blocks the store has; 0 if it is away."""
-        return await self._guarded(
-            lambda client: client.match(self.manifest, hashes.data).blocks, 0, node
-        )
+        manifest = self._engine.manifest
+        return await self._guarded(lambda c: c.match(manifest, hashes.data).blocks, 0, node)
 
     async def load(
         self,
@@ -123,8 +114,8 @@ class SimStoreLink:
 
     async def close(self) -> None:
         """Close the connections."""
-        await in_thread(self.executor, self.client.close)
-        await in_thread(self.executor, self.neighbours.close)
+        await in_thread(self._engine.executor, self._client.close)
+        await in_thread(self._engine.executor, self._neighbours.close)
 
     def _load(
         self,
@@ -134,51 +125,53 @@ class SimStoreLink:
         slots: list[int],
         contents: BlockHashes,
     ) -> int:
+        engine = self._engine
+        memory, manifest = engine.memory, engine.manifest
         statuses = client.get_into(
-            self.manifest, 0, hashes[: span.stop].data, span, self.memory.segments, slots
+            manifest, 0, hashes[: span.stop].data, span, memory.segments, slots
         )
-        came = next(
-            (at for at, status in enumerate(statuses) if status is not BlockStatus.OK),
-            len(statuses),
-        )
-        self.metrics.lost_blocks.inc(len(slots) - came)
-        if came and self.spoils():
-            self.memory.slot(slots[0])[0] ^= 0xFF
-        if not self.verify:
+        came = _leading(statuses, (BlockStatus.OK,))
+        engine.metrics.lost_blocks.inc(len(slots) - came)
+        if came and self._random.random() * 100 < engine.settings.kv_corruption_rate:
+            memory.slot(slots[0])[0] ^= 0xFF
+        if not engine.settings.verify_kv:
             return came
         names = list(hashes[span.start : span.start + came])
-        right = self.memory.right_blocks(
-            slots[:came], list(contents[span.start : span.start + came])
-        )
+        right = memory.right_blocks(slots[:came], list(contents[span.start : span.start + came]))
         if right < came:
-            self.metrics.wrong_blocks.inc()
-            client.delete(self.manifest, names[right])
+            engine.metrics.wrong_blocks.inc()
+            client.delete(manifest, names[right])
         return right
 
     def _save(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
-        result = self.client.put(
-            self.manifest, 0, hashes[: span.stop].data, span, self.memory.segments, slots
+        engine = self._engine
+        result = self._client.put(
+            engine.manifest, 0, hashes[: span.stop].data, span, engine.memory.segments, slots
         )
-        self.metrics.saved_blocks.inc(result.stored)
-        statuses = result.statuses
-        return next(
-            (at for at, status in enumerate(statuses) if status not in _KEPT), len(statuses)
-        )
+        engine.metrics.saved_blocks.inc(result.stored)
+        return _leading(result.statuses, _KEPT)
 
     async def _guarded(
         self, work: Callable[[StoreClient], Result], default: Result, node: str = ""
     ) -> Result:
+        engine = self._engine
+
         def registered() -> Result:
             if not self._registered:
-                self.client.register(self.manifest, engine=self.engine)
+                self._client.register(engine.manifest, engine=self._name)
                 self._registered = True
-            with self.neighbours.client(node) if node else nullcontext(self.client) as client:
+            with self._neighbours.client(node) if node else nullcontext(self._client) as client:
                 return work(client)
 
         try:
-            return await in_thread(self.executor, registered)
+            return await in_thread(engine.executor, registered)
         except KVStoreError:
-            self.metrics.store_errors.inc()
+            engine.metrics.store_errors.inc()
             return default
         finally:
-            self.metrics.use_transport(self.client.transport)
+            engine.metrics.use_transport(self._client.transport)
+
+
+def _leading(statuses: Sequence[BlockStatus], good: Sequence[BlockStatus]) -> int:
+    """How many leading ones are good."""
+    return next((at for at, one in enumerate(statuses) if one not in good), len(statuses))
