@@ -94,7 +94,7 @@ class Budget:
 
 BUDGETS = (
     Budget("router, lines", lambda: lines(python("router", TOOLS)), 28_500, 32_300),
-    Budget("router's tools, lines", lambda: lines(python(TOOLS)), 5_500, 6_710),
+    Budget("router's tools, lines", lambda: lines(python(TOOLS)), 5_500, 6_630),
     Budget("store, lines", lambda: lines(python("store")), 14_500, 17_400),
     Budget("examples, lines", lambda: lines(python("examples")), 700, 920),
     Budget("benchmarks, lines", lambda: lines(python("benchmarks")), 7_000, 7_700),

@@ -2,8 +2,14 @@
 
 import io
 
-from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
-from kvrouter.tools.demo.progress import Progress
+from kvrouter.tools.demo.figures import (
+    Counted,
+    Progress,
+    hit_rate,
+    source_table,
+    speedup,
+    ttft_line,
+)
 from kvrouter.tools.demo.workload import Reply
 
 EXPOSITION = """\

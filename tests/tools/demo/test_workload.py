@@ -11,14 +11,13 @@ from kvrouter.cli.main import COMMANDS
 from kvrouter.cli.run_command import load_settings
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
+from kvrouter.tools.demo.cluster import engine_flags
 from kvrouter.tools.demo.settings import DemoSettings
-from kvrouter.tools.demo.simulated import Simulated, checked_reply
 from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 SETTINGS = SimSettings(model="m", port=0, block_size=16, kv_bytes_per_token=64)
-MANIFEST = SETTINGS.manifest
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,8 @@ def workload(session: aiohttp.ClientSession, port: int) -> Workload:
 
 
 def checked(reply: Reply) -> Reply:
-    return checked_reply(Oracle(MANIFEST), reply, TOKENS)
+    reply.check(Oracle(SETTINGS.manifest), TOKENS)
+    return reply
 
 
 def test_conversations_share_documents_and_half_of_those_are_chats() -> None:
@@ -120,7 +120,7 @@ async def test_a_router_that_is_not_there_is_a_problem(session: aiohttp.ClientSe
 
 
 def test_engines_take_as_long_for_a_token_as_the_settings_say() -> None:
-    setup = Simulated(DemoSettings(prefill_time_per_token_us=7))
-    flags = setup.engine_flags("kv://127.0.0.1:1", "tcp://127.0.0.1:2")
+    settings = DemoSettings(prefill_time_per_token_us=7)
+    flags = engine_flags(settings, "kv://127.0.0.1:1", "tcp://127.0.0.1:2")
     parsed = load_settings(next(c for c in COMMANDS if c.name == "sim"), list(flags)).settings
     assert parsed.prefill_time_per_token == pytest.approx(7e-6)

@@ -1,11 +1,13 @@
-"""What the demo prints: times from its clients, tokens from the engines' metrics. Pure."""
+"""What the demo prints: progress, times from its clients, tokens from the engines' metrics."""
 
 import re
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from math import ceil, floor
 from operator import add, sub
-from statistics import median
+from statistics import median, quantiles
+from typing import TextIO
 
 from kvrouter.tools.demo.workload import Reply
 
@@ -13,6 +15,41 @@ _BY_SOURCE = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.MULTILINE
 )
 _WRONG = re.compile(r"^kvsim:wrong_blocks_total\{.*\} (\S+)$", re.MULTILINE)
+
+_REDRAW_S = 0.1
+
+
+class Progress:
+    """One line that changes on a terminal, plain lines in a pipe.
+
+    `step` says what begins, `count` how far it is, `line` what stays on the screen.
+    """
+
+    def __init__(self, out: TextIO = sys.stdout) -> None:
+        self._out = out
+        self._live = out.isatty()
+        self._step = ""
+        self._drawn_s = 0.0
+        self._began_s = time.monotonic()
+
+    def line(self, text: str = "") -> None:
+        """Print a line that stays."""
+        self._draw(f"{text}\n")
+
+    def step(self, text: str) -> None:
+        """Begin a step."""
+        self._step = text
+        self._draw(text if self._live else f"[{time.monotonic() - self._began_s:5.1f} s] {text}\n")
+
+    def count(self, done: int, of: int) -> None:
+        """Show on a terminal how far the step is, at most ten times a second."""
+        now_s = time.monotonic()
+        if self._live and (done == of or now_s - self._drawn_s >= _REDRAW_S):
+            self._drawn_s = now_s
+            self._draw(f"{self._step} {done}/{of}")
+
+    def _draw(self, text: str) -> None:
+        print(f"\r\x1b[K{text}" if self._live else text, end="", file=self._out, flush=True)
 
 
 @dataclass(frozen=True)
@@ -52,10 +89,11 @@ def ttft_line(name: str, replies: Sequence[Reply]) -> str:
     times = [reply.ttft_s for reply in replies if not reply.problem]
     if not times:
         return f"{name:<6} no answer"
+    late = quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0]
     tokens = round(sum(reply.prompt_tokens for reply in replies) / len(replies))
     return (
         f"{name:<6} {len(replies):>4} requests of about {tokens} prompt tokens:  TTFT median "
-        f"{median(times) * 1000:6.1f} ms   p95 {_percentile(times, 95) * 1000:6.1f} ms"
+        f"{median(times) * 1000:6.1f} ms   p95 {late * 1000:6.1f} ms"
     )
 
 
@@ -78,11 +116,3 @@ def source_table(engines: Mapping[str, Counted], notes: Mapping[str, str]) -> li
         numbers = f"{counted.computed:>12,}{counted.own:>12,}{counted.store:>12,}"
         lines.append(f"{name:<13}{numbers[1:]}   {notes.get(name, '')}".rstrip())
     return lines
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolated between neighbours, as numpy.percentile does by default."""
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * percent / 100
-    low, high = ordered[floor(at)], ordered[ceil(at)]
-    return low + (high - low) * (at - floor(at))

@@ -11,68 +11,74 @@ from pathlib import Path
 import aiohttp
 
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
-from kvrouter.tools.demo.cluster import Cluster
-from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
-from kvrouter.tools.demo.folder import demo_folder
-from kvrouter.tools.demo.progress import Progress
+from kvrouter.tools.demo.cluster import (
+    DECODE,
+    MODEL,
+    PREFILL,
+    Cluster,
+    demo_folder,
+    start_cluster,
+)
+from kvrouter.tools.demo.figures import (
+    Counted,
+    Progress,
+    hit_rate,
+    source_table,
+    speedup,
+    ttft_line,
+)
 from kvrouter.tools.demo.settings import DemoSettings
-from kvrouter.tools.demo.simulated import Simulated
 from kvrouter.tools.demo.workload import Reply, Workload, conversations
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
 
 READY_S = 20.0
 BUSY_S = 0.3
 _RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
 
 
-@dataclass
-class DemoOutcome:
-    """The measurements of one demo."""
-
-    cold: list[Reply] = field(default_factory=list)
-    warm: list[Reply] = field(default_factory=list)
-    engines: dict[str, Counted] = field(default_factory=dict)
-    in_flight_at_death: int = 0
-
-    @property
-    def problems(self) -> list[str]:
-        """The problems of all replies."""
-        return [reply.problem for reply in (*self.cold, *self.warm) if reply.problem]
-
-
 @dataclass(eq=False)
 class Demo:
-    """One run, from an empty machine to figures."""
+    """One run, from an empty machine to figures.
+
+    Attributes:
+        cold, warm: replies.
+        counted: what engines counted, by their names.
+    """
 
     settings: DemoSettings
-    engines: Simulated
     children: Children
     progress: Progress
     session: aiohttp.ClientSession
+    cold: list[Reply] = field(default_factory=list)
+    warm: list[Reply] = field(default_factory=list)
+    counted: dict[str, Counted] = field(default_factory=dict)
+    in_flight_at_death: int = 0
 
     def __post_init__(self) -> None:
-        self._work = Workload(self.session, self.engines.model, self.settings.answer_tokens)
-        self.outcome = DemoOutcome()
+        self._work = Workload(self.session, MODEL, self.settings.answer_tokens)
 
     async def run(self, folder: Path) -> Cluster:
         """Start the cluster, send cold and then warm requests, and check the answers."""
-        settings, engines, progress = self.settings, self.engines, self.progress
+        settings, progress = self.settings, self.progress
         progress.step("starting a store, 2 prefill and 2 decode engines and the router")
-        cluster = await engines.start(self.children, folder)
+        cluster = await start_cluster(self.children, folder, settings)
         self._work.url = cluster.router.http
         await self._ready()
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
         progress.line(f"{urls}   store {cluster.store.urls['kv']}")
         progress.step(f"cold: {settings.documents} documents, each for the first time")
         for done, reader in enumerate(conversations(settings.documents, settings.documents), 1):
-            self.outcome.cold.append(await self._work.ask(reader, "What is it about?"))
+            self.cold.append(await self._work.ask(reader, "What is it about?"))
             progress.count(done, settings.documents)
         await self._warm(cluster)
         for engine in cluster.engines.values():
             if not engine.killed:
-                self.outcome.engines[engine.name] = Counted.read(await self._metrics(engine))
+                self.counted[engine.name] = Counted.read(await self._metrics(engine))
         progress.step("comparing every answer")
-        for part in (self.outcome.cold, self.outcome.warm):
-            part[:] = engines.checked(part)
+        oracle = Oracle(SimSettings(model=MODEL).manifest)
+        for reply in (*self.cold, *self.warm):
+            reply.check(oracle, settings.answer_tokens)
         return cluster
 
     async def _warm(self, cluster: Cluster) -> None:
@@ -89,27 +95,23 @@ class Demo:
             count += 1
             progress.count(count, whole)
             if count >= whole // 3 and not killed:
-                victim = cluster.engines[self.engines.prefill[0]]
-                killed.append(asyncio.create_task(self._kill(victim)))
+                killed.append(asyncio.create_task(self._kill(cluster.engines[PREFILL[0]])))
 
-        self.outcome.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
+        self.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
         await asyncio.gather(*killed)
 
     async def _kill(self, victim: Child) -> None:
         """SIGKILL for one prefill engine, if possible while it works on a request."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BUSY_S):
-                await self._busy(victim)
-        self.outcome.engines[victim.name] = Counted.read(await self._metrics(victim))
-        self.outcome.in_flight_at_death = self._work.in_flight
+                while True:
+                    if _RUNNING.search(await self._metrics(victim)):
+                        break
+                    await asyncio.sleep(0.005)
+        self.counted[victim.name] = Counted.read(await self._metrics(victim))
+        self.in_flight_at_death = self._work.in_flight
         self.progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) under load")
         await self.children.kill(victim)
-
-    async def _busy(self, engine: Child) -> None:
-        while True:
-            if _RUNNING.search(await self._metrics(engine)):
-                return
-            await asyncio.sleep(0.005)
 
     async def _ready(self) -> None:
         """Return when the router serves the engines' model. Raises ChildFailed."""
@@ -117,7 +119,7 @@ class Demo:
             async with asyncio.timeout(READY_S):
                 while True:
                     async with self.session.get(f"{self._work.url}/v1/models") as answer:
-                        if answer.status == 200 and self.engines.model in await answer.text():
+                        if answer.status == 200 and MODEL in await answer.text():
                             return
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -127,58 +129,53 @@ class Demo:
         async with self.session.get(f"{engine.http}/metrics") as answer:
             return await answer.text()
 
-
-def report(outcome: DemoOutcome, engines: Simulated, progress: Progress) -> bool:
-    """Print the figures; whether all answers were right."""
-    requests = len(outcome.cold) + len(outcome.warm)
-    whole = sum(outcome.engines.values(), Counted())
-    progress.line()
-    progress.line(ttft_line("cold", outcome.cold))
-    sooner = speedup(outcome.cold, outcome.warm)
-    comparison = f"   ({sooner:.1f} times sooner)" if sooner > 1 else ""
-    progress.line(ttft_line("warm", outcome.warm) + comparison)
-    progress.line()
-    victim = engines.prefill[0]
-    ordered = {name: outcome.engines[name] for name in (*engines.prefill, *engines.decode)}
-    for line in source_table(ordered, {victim: "(until it was killed)"}):
-        progress.line(line)
-    progress.line(
-        f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} cached by the engines, "
-        f"{whole.store / whole.total:.1%} loaded from the store, every byte of it compared"
-    )
-    progress.line()
-    for problem in outcome.problems:
-        progress.line(f"FAILED {problem}")
-    progress.line(
-        f"{requests - len(outcome.problems)} of {requests} answers complete and right; {victim} "
-        f"was killed with {outcome.in_flight_at_death} requests in flight; "
-        f"{whole.wrong_blocks} blocks were wrong"
-    )
-    return not outcome.problems and not whole.wrong_blocks
+    def report(self) -> bool:
+        """Print the figures; whether all answers were right."""
+        progress, whole = self.progress, sum(self.counted.values(), Counted())
+        sooner = speedup(self.cold, self.warm)
+        comparison = f"   ({sooner:.1f} times sooner)" if sooner > 1 else ""
+        progress.line("\n" + ttft_line("cold", self.cold))
+        progress.line(ttft_line("warm", self.warm) + comparison + "\n")
+        ordered = {name: self.counted[name] for name in (*PREFILL, *DECODE)}
+        for line in source_table(ordered, {PREFILL[0]: "(until it was killed)"}):
+            progress.line(line)
+        progress.line(
+            f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} cached by the engines, "
+            f"{whole.store / whole.total:.1%} loaded from the store, every byte of it compared\n"
+        )
+        replies = [*self.cold, *self.warm]
+        problems = [reply.problem for reply in replies if reply.problem]
+        for problem in problems:
+            progress.line(f"FAILED {problem}")
+        progress.line(
+            f"{len(replies) - len(problems)} of {len(replies)} answers complete and right; "
+            f"{PREFILL[0]} was killed with {self.in_flight_at_death} requests in flight; "
+            f"{whole.wrong_blocks} blocks were wrong"
+        )
+        return not problems and not whole.wrong_blocks
 
 
 async def _demo(settings: DemoSettings, stop: asyncio.Event, kept: asyncio.Event) -> int:
-    engines, progress = Simulated(settings), Progress()
-    connector = aiohttp.TCPConnector(limit=0)
+    progress, connector = Progress(), aiohttp.TCPConnector(limit=0)
     with demo_folder() as folder:
         async with (
             Children(folder) as children,
             aiohttp.ClientSession(connector=connector) as session,
         ):
-            demo = Demo(settings, engines, children, progress, session)
+            demo = Demo(settings, children, progress, session)
             try:
                 cluster = await demo.run(folder)
             except (ChildFailed, aiohttp.ClientError) as error:
                 progress.line(f"kvrouter demo: {error}")
                 return 1
-            well = report(demo.outcome, engines, progress)
+            well = demo.report()
             for dead in children.unexpected_deaths():
                 progress.line(f"FAILED {dead} died")
                 well = False
             if not well:
                 progress.line(f"the end of the router's log:\n{children.log_tail(cluster.router)}")
             if settings.keep:
-                body = f'{{"model": "{engines.model}", "prompt": "Hello", "max_tokens": 32}}'
+                body = f'{{"model": "{MODEL}", "prompt": "Hello", "max_tokens": 32}}'
                 progress.line(
                     f"\nIt runs until Ctrl-C. Try:\n  curl {cluster.router.http}/v1/completions "
                     f"-H 'content-type: application/json' -d '{body}'"

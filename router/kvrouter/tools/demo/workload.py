@@ -12,104 +12,100 @@ import aiohttp
 import orjson
 
 from kvrouter.openai import sse
+from kvrouter.openai.endpoints import CHATS, COMPLETIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+
+    from kvrouter.tools.sim.oracle import Oracle
 
 _SHOWN_CHARACTERS: Final = 300
 DOCUMENT_CHARACTERS = 6000
 REQUEST_S = 30.0
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SUBJECTS = ("the router", "an engine", "the store", "a lease", "a prefix", "a policy", "the slab")
 _VERBS = ("keeps", "loads", "names", "waits for", "evicts", "commits", "hands over", "matches")
 _OBJECTS = ("a block", "the manifest", "every part", "a slot", "its chain", "the landing", "a leg")
 
 
-@dataclass(slots=True)
-class TimedAnswer:
+@dataclass
+class Reply:
     """One request and its answer.
 
     Attributes:
-        prompt_tokens: as the server counted them.
         ttft_s: from sending it to the first token.
+        prompt_tokens: as the server counted them.
+        problem: why it failed, or what is wrong; empty if none is known.
+        path, body: of the request.
         text: of all choices.
-        error: why it failed; empty if it did not.
     """
 
-    prompt_tokens: int = 0
     ttft_s: float = 0.0
-    text: str = ""
-    error: str = ""
-
-
-async def stream(
-    session: aiohttp.ClientSession,
-    url: str,
-    body: Mapping[str, Any],
-    *,
-    timeout_s: float,
-) -> TimedAnswer:
-    """Send a request that streams, and read its answer to the end.
-
-    Never raises for what the server does: `error` says it.
-    """
-    answer = TimedAnswer()
-    headers = {"content-type": "application/json"}
-    started_s = time.perf_counter()
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            session.post(url, data=orjson.dumps(body), headers=headers) as response,
-        ):
-            if response.status == 200:
-                await _read(response, answer, started_s)
-            else:
-                content = await response.text(errors="replace")
-                answer.error = f"status {response.status}: {content[:_SHOWN_CHARACTERS]}"
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-        answer.error = f"{type(error).__name__}: {error}"
-    return answer
-
-
-async def _read(response: aiohttp.ClientResponse, answer: TimedAnswer, started_s: float) -> None:
-    ended = False
-    async for data in sse.read_data(response.content.iter_any()):
-        if data == sse.DONE:
-            ended = True
-            continue
-        event = orjson.loads(data)
-        if "error" in event:
-            answer.error = f"error in its stream: {event['error']}"
-            return
-        tokens = [_take_choice(choice, answer) for choice in event.get("choices") or ()]
-        if any(tokens) and not answer.ttft_s:
-            answer.ttft_s = time.perf_counter() - started_s
-        if usage := event.get("usage"):
-            answer.prompt_tokens = usage["prompt_tokens"]
-    if not ended:
-        answer.error = "its stream broke off"
-    elif not answer.ttft_s:
-        answer.error = "no token came"
-
-
-def _take_choice(choice: dict[str, Any], answer: TimedAnswer) -> bool:
-    """Whether the choice of an event has a token: the first event of a chat has only a role."""
-    text = choice.get("text")
-    content = text if text is not None else (choice.get("delta") or {}).get("content")
-    answer.text += content or ""
-    return bool(text is not None or content)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One request and its answer. `problem` is empty if none is known."""
-
-    ttft_s: float
-    prompt_tokens: int
+    prompt_tokens: int = 0
     problem: str = ""
     path: str = ""
     body: dict[str, Any] = field(default_factory=dict, repr=False)
     text: str = ""
+
+    async def stream(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Send the request, and read its answer. Never raises for what the server does."""
+        headers = {"content-type": "application/json"}
+        started_s = time.perf_counter()
+        try:
+            async with (
+                asyncio.timeout(REQUEST_S),
+                session.post(
+                    url + self.path, data=orjson.dumps(self.body), headers=headers
+                ) as response,
+            ):
+                if response.status == 200:
+                    await self._read(response, started_s)
+                else:
+                    content = await response.text(errors="replace")
+                    self.problem = f"status {response.status}: {content[:_SHOWN_CHARACTERS]}"
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
+
+    async def _read(self, response: aiohttp.ClientResponse, started_s: float) -> None:
+        ended = False
+        async for data in sse.read_data(response.content.iter_any()):
+            if data == sse.DONE:
+                ended = True
+                continue
+            event = orjson.loads(data)
+            if "error" in event:
+                self.problem = f"error in its stream: {event['error']}"
+                return
+            tokens = [self._take_choice(choice) for choice in event.get("choices") or ()]
+            if any(tokens) and not self.ttft_s:
+                self.ttft_s = time.perf_counter() - started_s
+            if usage := event.get("usage"):
+                self.prompt_tokens = usage["prompt_tokens"]
+        if not ended:
+            self.problem = "its stream broke off"
+        elif not self.ttft_s:
+            self.problem = "no token came"
+
+    def _take_choice(self, choice: dict[str, Any]) -> bool:
+        """Whether the choice of an event has a token: the first event of a chat has only a role."""
+        text = choice.get("text")
+        content = text if text is not None else (choice.get("delta") or {}).get("content")
+        self.text += content or ""
+        return bool(text is not None or content)
+
+    def check(self, oracle: Oracle, answer_tokens: int) -> None:
+        """Note what is wrong. This takes CPU time: do it when no request is in flight."""
+        body, tokenizer = self.body, oracle.tokenizer
+        if self.problem:
+            return
+        if self.path == CHATS:
+            prompt = tokenizer.render_chat(body["messages"])
+        else:
+            prompt = tokenizer.encode(body["prompt"])
+        if self.prompt_tokens != len(prompt):
+            counted = f"its usage counts {self.prompt_tokens} prompt tokens"
+            self.problem = f"{counted}, there are {len(prompt)}"
+        elif self.text != oracle.text(prompt, answer_tokens):
+            self.problem = f"it answered {self.text!r}, which is wrong"
 
 
 @dataclass
@@ -131,7 +127,7 @@ class Conversation:
             "temperature": 0,
         }
         if self.chat:
-            return CHAT, {**body, "messages": self._messages(question)}
+            return CHATS, {**body, "messages": self._messages(question)}
         return COMPLETIONS, {**body, "prompt": self._prompt(question)}
 
     def _messages(self, question: str) -> list[dict[str, str]]:
@@ -179,14 +175,15 @@ class Workload:
     async def ask(self, conversation: Conversation, question: str) -> Reply:
         """One turn, which the conversation remembers. Does not check the text."""
         path, body = conversation.request(question, self.model, self.answer_tokens)
+        reply = Reply(path=path, body=body)
         self.in_flight += 1
         try:
-            answer = await stream(self.session, self.url + path, body, timeout_s=REQUEST_S)
+            await reply.stream(self.session, self.url)
         finally:
             self.in_flight -= 1
-        conversation.turns.append((question, answer.text))
-        problem = answer.error and f"{conversation.name}: {answer.error}"
-        return Reply(answer.ttft_s, answer.prompt_tokens, problem, path, body, answer.text)
+        conversation.turns.append((question, reply.text))
+        reply.problem = reply.problem and f"{conversation.name}: {reply.problem}"
+        return reply
 
     async def run(
         self,
