@@ -1,6 +1,6 @@
 """Makes docs/images/status-*.png: the page under load with a dead engine, in both colours.
 
-`python -m tests.page.screenshots [FOLDER]`; takes a minute and a half.
+`python -m tests.page.screenshots [FOLDER]`; takes a minute.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tests.page.cluster import Cluster, cluster, load
 ROOT = Path(__file__).resolve().parent.parent.parent
 PORTS = (8101, 8102, 8103, 8111, 8112, 8113)
 CLIENTS = 22
-HISTORY_S = 100
+LOADED_S = 30
 DESKTOP = (1280, 800)
 PHONE = (390, 844)
 
@@ -28,7 +28,7 @@ async def pictures(chromium: str, folder: Path, work: Path) -> None:
         await tab.look(*DESKTOP, scheme="dark")
         await tab.go(here.page)
         await tab.until("document.querySelectorAll('#request-rows tr:not(.free)').length > 3")
-        await asyncio.sleep(HISTORY_S)
+        await asyncio.sleep(LOADED_S)
         await kill(here, tab)
         await tab.picture(folder / "status-dark.png", after_s=6)
         await tab.look(*DESKTOP, scheme="light")

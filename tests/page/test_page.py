@@ -49,8 +49,6 @@ async def watch(tab: Tab, here: Cluster, *look: Any) -> None:
     await tab.look(width, height, scheme=scheme)
     await tab.go(here.page)
     await tab.until(FILLED)
-    await tab.until("document.querySelectorAll('#hits path.bar[d*=M]').length > 0")
-    await tab.until("document.querySelectorAll('#ttft path.bar[d*=M]').length > 0")
 
 
 @BY_LOOK
@@ -65,27 +63,12 @@ async def test_every_section_is_filled_and_everything_fits_and_can_be_read(
         assert here.address(name) in await tab.text("#engine-rows")
     ids = await tab.run("[...document.querySelectorAll('#engine-rows .id')].map(e => e.innerText)")
     assert ids == list(here.engines)
-    for value in await tab.run("[...document.querySelectorAll('.value')].map(e => e.innerText)"):
-        assert value not in ("", NONE)
+    values = "[...document.querySelectorAll('.value')].map(e => e.innerText)"
+    await tab.until(f"{values}.every(text => text && text !== '{NONE}')")
     assert MODEL in await tab.text("#about")
     assert await tab.run("document.documentElement.scrollWidth") <= look[0]
     assert await tab.run(script("clipped")) == []
     assert await tab.run(script("contrast")) == []
-
-
-async def test_what_a_chart_says_of_its_time_is_the_time_that_it_shows(
-    here: Cluster, tab: Tab
-) -> None:
-    await watch(tab, here)
-    seconds = "BUCKETS * a.history.bucket_s".replace(
-        "BUCKETS", "document.querySelector('#hits svg').viewBox.baseVal.width"
-    )
-    shown_s = await tab.run(f"fetch('status.json').then(a => a.json()).then(a => {seconds})")
-    assert shown_s == 120
-    for chart in ("hits", "ttft"):
-        assert await tab.text(f"#{chart}-at") == "last 2\u2009min"
-        assert await tab.text(f"#{chart} .from") == "2\u2009min ago"
-    assert "Lines: last 2\u2009min." in await tab.text("#tiles-hint")
 
 
 async def test_requests_that_fail_are_told_by_their_kind_and_each_model_by_its_requests(
@@ -97,10 +80,8 @@ async def test_requests_that_fail_are_told_by_their_kind_and_each_model_by_its_r
         assert await ask(http, here.router.http, body) == 404
     await tab.until("document.getElementById('error-rows').innerText.includes('no such model')")
     assert (await tab.text("#error-rows tr")).split()[0] == "404"
-    await tab.until("document.querySelectorAll('#model-rows tr').length === 2")
-    rows = await tab.run("[...document.querySelectorAll('#model-rows tr')].map(e => e.innerText)")
-    assert [row.split()[0] for row in rows] == [MODEL, "other"]
-    assert rows[0].split()[1] == "4"
+    await tab.until("document.querySelectorAll('#model-rows tr').length === 1")
+    assert (await tab.text("#model-rows tr")).split()[:2] == [MODEL, "4"]
 
 
 async def test_a_large_fleet_is_grouped_by_model_and_shows_the_worst_of_each_group(
@@ -218,9 +199,9 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
 async def test_every_node_of_the_store_is_shown(here: Cluster, tab: Tab) -> None:
     await watch(tab, here)
     answer = await tab.run("fetch('status.json').then(a => a.json())")
-    other = {**answer["store"], "url": "kv://10.0.0.2:7400"}
+    other = {**answer["stores"][0], "url": "kv://10.0.0.2:7400"}
     for away in (False, True):
-        answer["stores"] = [answer["store"], {**other, "connected": not away}]
+        answer["stores"] = [answer["stores"][0], {**other, "connected": not away}]
         await tab.run(f"window.fetch = async () => new Response({json.dumps(json.dumps(answer))})")
         hint = "kv://10.0.0.2:7400 is not connected" if away else "2 nodes"
         await tab.until(f"document.getElementById('store-hint').textContent === '{hint}'")
@@ -268,23 +249,8 @@ async def test_it_can_be_used_with_the_keyboard_alone(here: Cluster, tab: Tab) -
         stops.append(await tab.run(f"{active}.id || {active}.className || {active}.tagName"))
         assert await tab.run(f"getComputedStyle({active}).outlineStyle") != "none", stops
     assert stops[:2] == ["skip", "theme"]
-    assert stops.count("plot") == 2
     assert "SUMMARY" in stops
     assert "scroll" in stops
-
-
-async def test_a_charts_cursor_follows_the_arrow_keys(here: Cluster, tab: Tab) -> None:
-    await watch(tab, here)
-    await tab.run("document.querySelector('#hits .plot').focus()")
-    before = await tab.text("#hits-at")
-    await tab.press("ArrowLeft")
-    await tab.until("document.getElementById('hits-at').innerText.includes(' \u2013 ')")
-    assert "/s" in await tab.text("#hits .legend")
-    label = "document.querySelector('#hits .plot').getAttribute('aria-label')"
-    assert "computed" in await tab.run(label)
-    await tab.press("Escape")
-    await tab.until("document.getElementById('hits-at').innerText.startsWith('last ')")
-    assert before.startswith("last ")
 
 
 async def test_colours_can_be_chosen_and_are_kept(here: Cluster, tab: Tab) -> None:

@@ -1,17 +1,16 @@
-"""The document's history, with the clock in the test's hand."""
+"""The document, with the clock in the test's hand."""
 
 from typing import Any
 
 import pytest
-from tests.page.test_board import context, decoded
+from tests.page.test_board import context
 from tests.page.test_window import Clock
 
 from kvrouter.control.page.board import Board
 from kvrouter.control.page.events import Events
-from kvrouter.control.page.model import Load
-from kvrouter.control.page.snapshot import SERIES, Snapshots, Sources
+from kvrouter.control.page.model import Load, ModelCard
+from kvrouter.control.page.snapshot import MODELS, Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatches
-from kvrouter.control.page.window import BUCKET_S, HISTORY_S
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.telemetry.metrics import Metrics
@@ -45,62 +44,19 @@ class Router:
             self.clock.now_s += 1
             self.snapshots.tick()
 
-    def series(self, name: str) -> list[Any]:
-        return self.snapshots.snapshot().history.series[name]
-
 
 @pytest.fixture
 def router() -> Router:
     return Router()
 
 
-def test_every_series_has_every_bucket(router: Router) -> None:
-    router.pass_time(3 * BUCKET_S)
-    history = router.snapshots.snapshot().history
-    assert set(history.series) == set(SERIES)
-    assert {len(values) for values in history.series.values()} == {3}
-
-
-def test_history_is_bounded(router: Router) -> None:
-    router.pass_time(HISTORY_S + 20 * BUCKET_S)
-    assert len(router.series("ok")) == HISTORY_S / BUCKET_S
-
-
-def test_a_bucket_counts_what_happened_in_it(router: Router) -> None:
-    router.metrics.success["stop", "m"] += 3
-    router.pass_time(BUCKET_S)
-    router.metrics.success["length", "m"] += 2
-    router.metrics.errors["503", "m"] += 1
-    router.pass_time(2 * BUCKET_S)
-    assert router.series("ok") == [3, 2, 0]
-    assert router.series("failed") == [0, 1, 0]
-
-
 def test_tokens_are_told_apart_by_their_source(router: Router) -> None:
     router.metrics.of("m").prompt_tokens += 100
     router.metrics.of("m").hit_engine += 30
     router.metrics.of("m").hit_store += 50
-    router.pass_time(BUCKET_S)
-    shown = [router.series(n) for n in ("engine_tokens", "store_tokens", "missing_tokens")]
-    assert shown == [[30], [50], [20]]
+    router.pass_time(1)
     minute = router.snapshots.snapshot().minute
     assert (minute.prompt_tokens, minute.engine_tokens, minute.store_tokens) == (100, 30, 50)
-
-
-def test_times_are_means_and_unknown_where_nothing_began(router: Router) -> None:
-    one = context(started_s=0.0)
-    router.board.enter(one)
-    router.board.leave(decoded(one, None, "d:1", 0.4))
-    router.pass_time(2 * BUCKET_S)
-    assert router.series("ttft_mean_s") == [pytest.approx(0.4, abs=1e-4), None]
-    assert router.series("begun") == [1, 0]
-
-
-def test_a_loop_that_hung_leaves_buckets_in_which_nothing_is_known(router: Router) -> None:
-    router.pass_time(BUCKET_S)
-    router.clock.now_s += 4 * BUCKET_S
-    router.snapshots.tick()
-    assert router.series("running") == [0, 0, None, None, None]
 
 
 def test_a_document_serves_all_who_ask_in_the_same_moment(router: Router) -> None:
@@ -114,8 +70,7 @@ def test_a_document_serves_all_who_ask_in_the_same_moment(router: Router) -> Non
 def test_the_document_stays_small(router: Router) -> None:
     for number in range(1000):
         router.board.enter(context(f"request-{number}"))
-    router.pass_time(HISTORY_S)
-    assert len(router.snapshots.document()) < 48 * 1024
+    assert len(router.snapshots.document()) < 16 * 1024
 
 
 def test_an_engines_breaker_is_the_worst_of_its_ranks(router: Router) -> None:
@@ -136,9 +91,7 @@ def _timeout() -> Any:
     return Failure.TIMEOUT
 
 
-def test_an_engine_that_works_half_of_the_time_is_half_busy_whenever_one_looks(
-    router: Router,
-) -> None:
+def test_an_engine_that_works_half_of_the_time_is_half_busy(router: Router) -> None:
     engine = router.pool.add("h:1", Role.PREFILL)
     router.pool.join(engine, Identity(("m",)))
     for step in range(600):
@@ -148,10 +101,8 @@ def test_an_engine_that_works_half_of_the_time_is_half_busy_whenever_one_looks(
             router.snapshots.tick()
         ticket.release()
         router.clock.now_s += 0.05
-    for _ in range(2):
-        (card,) = router.snapshots.snapshot().engines
-        assert card.busy == pytest.approx(0.5, abs=0.01)
-        router.clock.now_s += 0.03
+    (card,) = router.snapshots.snapshot().engines
+    assert card.busy == pytest.approx(0.5, abs=0.01)
 
 
 def test_an_engine_that_rests_for_a_minute_is_not_busy(router: Router) -> None:
@@ -173,24 +124,40 @@ def test_failures_of_the_last_minute_are_told_apart(router: Router) -> None:
     router.metrics.errors["499"] += 4
     router.metrics.upstream_errors["decode", "timeout"] += 2
     router.metrics.upstream_errors["prefill", "timeout"] += 1
+    router.pass_time(1)
     minute = router.snapshots.snapshot().minute
     assert (minute.failed, minute.errors) == (5, {"429": 1, "499": 4})
     assert minute.upstream_errors == {"timeout": 3}
 
 
-def test_the_wait_for_a_turn_is_told_of_those_that_began_and_of_the_one_that_waits(
-    router: Router,
-) -> None:
+def test_the_longest_wait_for_a_turn_is_told(router: Router) -> None:
     router.clock.now_s = 5.0
-    one, other = context(started_s=0.0), context(started_s=2.0)
-    one.timing.waited_s = 1.5
-    for each in (one, other):
-        router.board.enter(each)
-    decoded(one, None, "d:1", 4.0)
-    other.queued = True
-    told = router.snapshots.snapshot()
-    assert (told.minute.queue_p50_s, told.minute.queue_p95_s) == (1.5, 1.5)
-    assert told.requests.waiting_s == 3.0
+    for started_s in (0.0, 2.0, 3.0):
+        one = context(started_s=started_s)
+        one.queued = started_s > 0
+        router.board.enter(one)
+    assert router.snapshots.snapshot().requests.waiting_s == 3.0
+
+
+def test_the_time_to_the_first_token_is_the_mean_of_the_last_minute(router: Router) -> None:
+    router.metrics.of("m").ttft.observe(9.0)
+    router.pass_time(61)
+    assert router.snapshots.snapshot().minute.ttft_mean_s is None
+    router.metrics.of("m").ttft.observe(0.25)
+    router.metrics.of("n").ttft.observe(0.75)
+    router.pass_time(1)
+    assert router.snapshots.snapshot().minute.ttft_mean_s == pytest.approx(0.5)
+
+
+def test_models_that_engines_serve_are_listed_with_their_requests(router: Router) -> None:
+    names = [f"m{number}" for number in range(MODELS + 20)]
+    for port, served in enumerate((names, names[:1]), 1):
+        engine = router.pool.add(f"h:{port}", Role.DECODE)
+        router.pool.join(engine, Identity(tuple(served)))
+    router.metrics.of("m0").running, router.metrics.of("m0").waiting = 3, 1
+    cards = router.snapshots.snapshot().models
+    assert [card.name for card in cards] == names[:MODELS]
+    assert cards[:2] == [ModelCard("m0", 2, 3, 1), ModelCard("m1", 1, 0, 0)]
 
 
 def test_an_engine_is_shown_with_its_label(router: Router) -> None:

@@ -1,7 +1,7 @@
 """The document of /status.json, for the page and for scripts.
 
-It contains no prompts and no answers. Counts are of the last minute unless their member says
-otherwise, times are seconds, and unknown values are null. Members are added, never renamed.
+It contains no prompts and no answers. Times are seconds, and unknown values are null. Members are
+added, never renamed. Histories are the matter of Prometheus.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Grows when a member changes its meaning or is removed."""
 
 
@@ -61,8 +61,7 @@ class Minute(msgspec.Struct):
         prompt_tokens: of plans; the decode engine held engine_tokens of them, and the store
             store_tokens.
         output_tokens: tokens, or events of streams, that clients got.
-        ttft_p50_s, ttft_p95_s: from arrival to the first byte; null without requests.
-        queue_p50_s, queue_p95_s: what of that was the wait for a turn or for an engine.
+        ttft_mean_s: from arrival to the first byte; null without requests.
         errors: failed requests by the status that clients got; "499": the client left.
         upstream_errors: failed legs by reason, as in `kvrouter:upstream_errors`.
     """
@@ -74,10 +73,7 @@ class Minute(msgspec.Struct):
     engine_tokens: int
     store_tokens: int
     output_tokens: int
-    ttft_p50_s: float | None
-    ttft_p95_s: float | None
-    queue_p50_s: float | None
-    queue_p95_s: float | None
+    ttft_mean_s: float | None
     errors: dict[str, int]
     upstream_errors: dict[str, int]
 
@@ -131,24 +127,17 @@ class EngineCard(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One model; "other" are those beyond the first 50, and unknown ones.
+    """One of the first 50 models that engines serve.
 
     Attributes:
         engines: of the pool that serve it.
-        running: requests in flight; waiting: of these, not sent to an engine yet.
-        ok, failed: requests that ended.
-        output_tokens: tokens, or events of streams, that clients got.
-        ttft_mean_s: of the answers that began; null without any.
+        running: requests in flight; waiting: that wait to begin.
     """
 
     name: str
     engines: int
     running: int
     waiting: int
-    ok: int
-    failed: int
-    output_tokens: int
-    ttft_mean_s: float | None
 
 
 class EventCard(msgspec.Struct):
@@ -173,7 +162,7 @@ class EventCard(msgspec.Struct):
 
 
 class FlowCard(msgspec.Struct):
-    """Requests whose answers began, by their engines.
+    """Requests that ended in the last minute after their answers began, by their engines.
 
     Attributes:
         prefill: null without a prefill leg.
@@ -184,19 +173,6 @@ class FlowCard(msgspec.Struct):
     decode: str
     requests: int
     tokens: int
-
-
-class History(msgspec.Struct):
-    """Series of buckets of `bucket_s`, the oldest first.
-
-    Attributes:
-        end_s: Unix time of the end of the last bucket.
-        series: of equal length; null in a bucket without a measurement.
-    """
-
-    bucket_s: float
-    end_s: float
-    series: dict[str, list[float | None]]
 
 
 class RequestCard(msgspec.Struct):
@@ -235,7 +211,6 @@ class TierCard(msgspec.Struct):
 
     Attributes:
         size_bytes: 0 where the node does not know it, nor what is used, nor blocks: of "remote".
-        hits, misses, evictions: blocks in the last minute.
         note: why it is not used; null if it is used.
     """
 
@@ -243,9 +218,6 @@ class TierCard(msgspec.Struct):
     size_bytes: int
     used_bytes: int
     blocks: int
-    hits: int
-    misses: int
-    evictions: int
     note: str | None
 
 
@@ -254,8 +226,6 @@ class StoreCard(msgspec.Struct):
 
     Attributes:
         connections: by transport.
-        span_s: the time that counts are of: the last minute, or since the first answer.
-        in_bytes, out_bytes: of blocks, in that time.
     """
 
     url: str
@@ -265,13 +235,10 @@ class StoreCard(msgspec.Struct):
     tiers: list[TierCard]
     leases: int
     connections: dict[str, int]
-    span_s: float
-    in_bytes: int
-    out_bytes: int
 
 
 class Snapshot(msgspec.Struct):
-    """The document. `time_s` is Unix time, `store` the first of `stores`: the store's nodes."""
+    """The document. `time_s` is Unix time, `stores` are the store's nodes."""
 
     schema: int
     time_s: float
@@ -282,7 +249,5 @@ class Snapshot(msgspec.Struct):
     engines: list[EngineCard]
     events: list[EventCard]
     flows: list[FlowCard]
-    history: History
     requests: RequestList
-    store: StoreCard | None
     stores: list[StoreCard]

@@ -1,4 +1,4 @@
-"""Makes the document of /status.json, and keeps its history.
+"""Makes the document of /status.json.
 
 It reads existing counters and states once per second; the request path does not know it.
 """
@@ -17,40 +17,38 @@ from kvrouter import __version__
 from kvrouter.control.page.model import (
     SCHEMA,
     EngineCard,
-    History,
     Load,
     Minute,
+    ModelCard,
     RankCard,
     RouterCard,
     Snapshot,
 )
-from kvrouter.control.page.window import BUCKET_S, Growth, Ring
+from kvrouter.control.page.window import Growth
 from kvrouter.engines.breaker import BreakerState
-from kvrouter.telemetry.metrics import PARTS, Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.control.page.board import Board
     from kvrouter.control.page.events import Events
     from kvrouter.control.page.tiers import StoreWatches
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
+    from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.series import Tally
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
 """All requests within this time get the same document."""
+MODELS: Final = 50
+"""Most models that it lists."""
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
 _ERROR: Final = "error "
 _UPSTREAM: Final = "upstream error "
 """What stands before the code or the reason in the names of counters of errors."""
-_GAUGES: Final = ("running", "waiting", "engines_up")
-_TIMES: Final = tuple(f"ttft_{part}_s" for part in PARTS)
-SERIES: Final = (*_COUNTERS, *_GAUGES, "missing_tokens", "begun", "ttft_mean_s", *_TIMES)
-"""Names in `History.series`: counts of a bucket, gauges at its end, means of its new answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +90,20 @@ class Snapshots:
 
     def __post_init__(self) -> None:
         self._started_s, self._started_at_s = self.clock(), self.wall()
-        self._ring = Ring(SERIES)
         self._growth: Growth[str] = Growth()
         self._busy: Growth[Engine] = Growth()
-        self._bucket_totals = self._note()
-        self._bucket_end_s = self.clock() + BUCKET_S
-        self._ring_end_s = self.wall()
-        self._version = __version__
+        self.tick()
         self._made: tuple[float, bytes] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to record the history."""
-        self._tasks.append(asyncio.create_task(self._keep_recording(), name="status history"))
+        """Begin to read the counters, and to ask the store."""
+        self._tasks.append(asyncio.create_task(self._keep_reading(), name="status counters"))
         asking = self.sources.stores.keep_polling()
         self._tasks.append(asyncio.create_task(asking, name="status store"))
 
     async def close(self) -> None:
-        """Stop recording. Idempotent."""
+        """Stop reading. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -125,68 +119,31 @@ class Snapshots:
     def snapshot(self) -> Snapshot:
         """The document."""
         sources = self.sources
-        self._note()
-        sources.board.count_live()
-        engines, stores = sources.pool.all(), sources.stores.cards()
+        engines = sources.pool.all()
         return Snapshot(
             schema=SCHEMA,
             time_s=self.wall(),
             router=self._router(),
             load=sources.load(),
             minute=self._minute(),
-            models=sources.board.models.cards(engines),
+            models=self._models(engines),
             engines=[self._engine(engine) for engine in engines],
             events=sources.events.cards(),
             flows=sources.board.flows(),
-            history=History(BUCKET_S, self._ring_end_s, self._ring.series()),
             requests=sources.board.requests(),
-            store=stores[0] if stores else None,
-            stores=stores,
+            stores=sources.stores.cards(),
         )
 
     def tick(self) -> None:
-        """Record the history; must be called about once per second."""
-        now_s, totals = self.clock(), self._note()
-        if now_s >= self._bucket_end_s:
-            self._close_bucket(totals)
-            late_s = now_s - self._bucket_end_s
-            for _ in range(min(int(late_s / BUCKET_S), 3 * int(BUCKET_S))):  # the event loop hung
-                self._ring.push({})
-            self._bucket_end_s = now_s - late_s % BUCKET_S + BUCKET_S
+        """Read all counters now; must be called about once per second."""
+        now_s, pool = self.clock(), self.sources.pool
+        self._busy.note(now_s, {engine: pool.busy_s(engine) for engine in pool.all()})
+        self._growth.note(now_s, self._totals())
 
-    async def _keep_recording(self) -> None:
+    async def _keep_reading(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
-
-    def _close_bucket(self, totals: dict[str, float]) -> None:
-        before, self._bucket_totals = self._bucket_totals, totals
-        bucket: dict[str, float | None] = {n: totals[n] - before[n] for n in _COUNTERS}
-        held = totals["engine_tokens"] + totals["store_tokens"]
-        held -= before["engine_tokens"] + before["store_tokens"]
-        bucket["missing_tokens"] = max(0.0, (bucket["prompt_tokens"] or 0.0) - held)
-        load = self.sources.load()
-        bucket["running"] = load.running
-        bucket["waiting"] = load.waiting + load.waiting_for_engine
-        engines = self.sources.pool.all()
-        bucket["engines_up"] = sum(e.identity is not None and not e.draining for e in engines)
-        begun, parts_s = self.sources.board.take_parts()
-        bucket["begun"] = begun
-        if begun:
-            bucket["ttft_mean_s"] = sum(parts_s) / begun
-            bucket |= {n: s / begun for n, s in zip(_TIMES, parts_s, strict=True)}
-        self._ring.push(bucket)
-        self._ring_end_s = self.wall()
-
-    def _note(self) -> dict[str, float]:
-        """Read all counters now, and return those of the router."""
-        now_s, pool, board = self.clock(), self.sources.pool, self.sources.board
-        board.update()
-        board.models.note(now_s, pool.models())
-        self._busy.note(now_s, {engine: pool.busy_s(engine) for engine in pool.all()})
-        totals = self._totals()
-        self._growth.note(now_s, totals)
-        return totals
 
     def _totals(self) -> dict[str, float]:
         metrics, board = self.sources.metrics, self.sources.board
@@ -200,7 +157,9 @@ class Snapshots:
             "prompt_tokens": sum(one.prompt_tokens for one in models),
             "engine_tokens": sum(one.hit_engine for one in models),
             "store_tokens": sum(one.hit_store for one in models),
-            "output_tokens": board.output_tokens,
+            "output_tokens": board.output_tokens(),
+            "begun": sum(one.ttft.count for one in models),
+            "ttft_s": sum(one.ttft.buckets.sum for one in models),
             **{_ERROR + code: count for code, count in errors.items()},
             **{_UPSTREAM + reason: count for reason, count in upstream.items()},
         }
@@ -208,7 +167,7 @@ class Snapshots:
     def _router(self) -> RouterCard:
         state, lacking = self.sources.condition()
         return RouterCard(
-            version=self._version,
+            version=__version__,
             state=state,
             lacking=lacking,
             models=list(self.sources.pool.models()),
@@ -218,19 +177,28 @@ class Snapshots:
         )
 
     def _minute(self) -> Minute:
-        board, grown = self.sources.board, self._growth.grown()
-        p50_s, p95_s = board.ttft.quantiles(0.5, 0.95)
-        waited_p50_s, waited_p95_s = board.waits.quantiles(0.5, 0.95)
+        grown = self._growth.grown()
+        begun = grown.get("begun")
         return Minute(
             span_s=round(self._growth.covered_s, 3),
             **{name: int(grown.get(name, 0)) for name in _COUNTERS},
-            ttft_p50_s=p50_s,
-            ttft_p95_s=p95_s,
-            queue_p50_s=waited_p50_s,
-            queue_p95_s=waited_p95_s,
+            ttft_mean_s=grown.get("ttft_s", 0.0) / begun if begun else None,
             errors=_named(grown, _ERROR),
             upstream_errors=_named(grown, _UPSTREAM),
         )
+
+    def _models(self, engines: Sequence[Engine]) -> list[ModelCard]:
+        up = Counter(name for e in engines if e.identity is not None for name in e.identity.models)
+        counts = {one.label: one for one in self.sources.metrics.models}
+        return [
+            ModelCard(
+                name=name,
+                engines=up[name],
+                running=counts[name].running if name in counts else 0,
+                waiting=counts[name].waiting if name in counts else 0,
+            )
+            for name in self.sources.pool.models()[:MODELS]
+        ]
 
     def _engine(self, engine: Engine) -> EngineCard:
         identity, pool, span_s = engine.identity, self.sources.pool, self._busy.covered_s

@@ -7,7 +7,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import StoreCard, TierCard
-from kvrouter.control.page.window import Growth
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class StoreWatch:
         self._client = client
         self._clock = clock
         self._stats: Mapping[str, int] = {}
-        self._growth: Growth[str] = Growth()
         self._answered_s: float | None = None
         self._problem: str | None = None
 
@@ -64,24 +62,17 @@ class StoreWatch:
             self._problem = str(error)
             return
         self._problem, self._stats, self._answered_s = None, stats, self._clock()
-        counters = {name: float(v) for name, v in stats.items() if "_total" in name}
-        self._growth.note(self._answered_s, counters)
 
     def card(self) -> StoreCard:
         """Its last answer."""
-        stats, grown = self._stats, self._growth.of
-        transports = _series(stats, "connections.")
         return StoreCard(
             url=self._client.url,
             connected=self._client.connected,
             age_s=None if self._answered_s is None else round(self._clock() - self._answered_s, 3),
             problem=self._problem,
             tiers=self._tiers(),
-            leases=stats.get("leases", 0),
-            connections=transports,
-            span_s=round(self._growth.covered_s, 3),
-            in_bytes=int(sum(grown(f"bytes_in_total.{name}") for name in transports)),
-            out_bytes=int(sum(grown(f"bytes_out_total.{name}") for name in transports)),
+            leases=self._stats.get("leases", 0),
+            connections=_series(self._stats, "connections."),
         )
 
     def _tiers(self) -> list[TierCard]:
@@ -89,32 +80,18 @@ class StoreWatch:
         if stats:
             used = stats.get("used_bytes", 0) + stats.get("lent_bytes", 0)
             note = "the node drains: it is about to stop" if stats.get("draining") else None
-            tiers.append(self._tier("memory", stats.get("pool_bytes", 0), used, "", note))
+            size, blocks = stats.get("pool_bytes", 0), stats.get("blocks", 0)
+            tiers.append(TierCard("memory", size, used, blocks, note))
         if stats.get("disk_bytes"):
             reasons = [name for name, on in _series(stats, "disk_bypassed.").items() if on]
             note = f"not used for now: {', '.join(reasons)}" if reasons else None
-            used = stats.get("disk_used_bytes", 0)
-            tiers.append(self._tier("disk", stats["disk_bytes"], used, "disk_", note))
+            used, blocks = stats.get("disk_used_bytes", 0), stats.get("disk_blocks", 0)
+            tiers.append(TierCard("disk", stats["disk_bytes"], used, blocks, note))
         if below := _series(stats, "tier_up."):
             away = [name for name, up in below.items() if not up]
             note = f"away: {', '.join(away)}" if away else None
-            tiers.append(self._tier("remote", 0, 0, "remote_", note))
+            tiers.append(TierCard("remote", 0, 0, 0, note))
         return tiers
-
-    def _tier(
-        self, name: str, size_bytes: int, used_bytes: int, prefix: str, note: str | None
-    ) -> TierCard:
-        grown = self._growth.of
-        return TierCard(
-            name=name,
-            size_bytes=size_bytes,
-            used_bytes=used_bytes,
-            blocks=self._stats.get(f"{prefix}blocks", 0),
-            hits=int(grown(f"hits_total.{name}")),
-            misses=int(grown(f"misses_total.{name}")),
-            evictions=int(grown(f"{prefix}evictions_total.capacity")),
-            note=note,
-        )
 
 
 def _series(stats: Mapping[str, int], prefix: str) -> dict[str, int]:

@@ -44,12 +44,12 @@ export class Flow {
   }
 
   show(snapshot, names) {
-    this.stored = snapshot.store !== null;
+    this.stored = snapshot.stores.length > 0;
     this.shown = picture(snapshot, names);
     this.names = new Map([...this.shown.left, ...this.shown.right].map((box) => [box.id, box.name]));
     this.draw();
     this.keptRows.show([...this.shown.flows].sort((a, b) => b.tokens - a.tokens), (flow) => flow.key);
-    say(byId("flow-hint"), `answers begun in the ${lately(snapshot.minute.span_s)}, by prompt tokens; bars: busy time`);
+    say(byId("flow-hint"), `answers ended in the ${lately(snapshot.minute.span_s)}, by prompt tokens; bars: busy time`);
   }
 
   draw() {

@@ -1,10 +1,9 @@
 // Asks the router once a second and shows what it says; says so when it says nothing.
-import { Stack } from "./chart.js";
 import { byId, attr, say } from "./dom.js";
 import { Engines, Names } from "./engines.js";
 import { Events } from "./events.js";
 import { Flow } from "./flow.js";
-import { clock, count, NONE, percent, plural, span, time } from "./format.js";
+import { clock, NONE, plural, span } from "./format.js";
 import { Requests, Store } from "./tables.js";
 import { Tiles } from "./tiles.js";
 import { Models, Trouble } from "./traffic.js";
@@ -15,19 +14,6 @@ const LOST_AFTER = 2;
 const LIVE_SECONDS = 3;
 const NAMED = 3;
 const STATES = { ok: "serving", degraded: "degraded", unavailable: "down: nobody can serve", starting: "starting", draining: "draining" };
-const PARTS = [
-  { key: "queue", name: "queue", paint: "paint-queue" },
-  { key: "tokenise", name: "tokenise", paint: "paint-tokenise" },
-  { key: "plan", name: "plan", paint: "paint-plan" },
-  { key: "prefill", name: "prefill", paint: "paint-prefill" },
-  { key: "landing", name: "landing", paint: "paint-store" },
-  { key: "decode", name: "decode", paint: "paint-decode" },
-];
-const SOURCES = [
-  { key: "engine_tokens", name: "engine cache", paint: "paint-cache" },
-  { key: "store_tokens", name: "store", paint: "paint-store" },
-  { key: "missing_tokens", name: "computed", paint: "paint-missing" },
-];
 
 const tiles = new Tiles();
 const flow = new Flow(byId("flow"));
@@ -37,32 +23,11 @@ const engines = new Engines();
 const events = new Events();
 const store = new Store();
 const requests = new Requests();
-const hits = new Stack(byId("hits"), SOURCES, { name: "Where prompt tokens came from", write: (value) => `${count(value)}/s`, at: byId("hits-at") });
-const ttft = new Stack(byId("ttft"), PARTS, { name: "Time to first token by its parts", write: time, at: byId("ttft-at") });
 
 let token = null;
 let failures = 0;
 let answeredAt = 0;
 let locked = false;
-
-const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
-
-const showHits = ({ history }) => {
-  const { series, bucket_s: bucketSeconds } = history;
-  const rates = {};
-  for (const { key } of SOURCES) rates[key] = series[key].map((value) => (value === null ? null : value / bucketSeconds));
-  const all = sum(SOURCES.map(({ key }) => sum(series[key])));
-  const whole = SOURCES.map(({ key }) => (all ? percent(sum(series[key]) / all) : NONE));
-  hits.show(rates, { bucketSeconds, endSeconds: history.end_s, whole });
-};
-
-const showTtft = ({ history }) => {
-  const { series, bucket_s: bucketSeconds } = history;
-  const begun = sum(series.begun);
-  const buckets = Object.fromEntries(PARTS.map(({ key }) => [key, series[`ttft_${key}_s`]]));
-  const whole = PARTS.map(({ key }) => (begun ? time(sum(buckets[key].map((value, i) => value * series.begun[i])) / begun) : NONE));
-  ttft.show(buckets, { bucketSeconds, endSeconds: history.end_s, whole });
-};
 
 const stateWords = ({ router, engines }) => {
   const down = engines.filter((engine) => engine.down).length;
@@ -98,8 +63,6 @@ const show = (snapshot) => {
   showHead(snapshot, names);
   tiles.show(snapshot);
   flow.show(snapshot, names);
-  showHits(snapshot);
-  showTtft(snapshot);
   models.show(snapshot);
   trouble.show(snapshot);
   engines.show(snapshot, names);

@@ -1,5 +1,5 @@
 // The store's tiers, requests under way.
-import { bytes, count, lately, percent, plural, span } from "./format.js";
+import { bytes, count, percent, plural, span } from "./format.js";
 import { attr, byId, el, fact, Keyed, say } from "./dom.js";
 
 const SLOTS = 10;
@@ -25,15 +25,12 @@ class Store {
     const sick = ill && `${ill.url} is not connected`;
     say(byId("store-hint"), ill ? (several ? sick : ill.problem ?? sick) : well);
     attr(byId("store-hint"), "class", ill ? "hint problem" : "hint");
-    const tiers = stores.flatMap(({ url, tiers: held, span_s }) => held.map((tier) => ({ tier, seconds: span_s, place: several ? ` · ${url}` : "" })));
+    const tiers = stores.flatMap(({ url, tiers: held }) => held.map((tier) => ({ tier, place: several ? ` · ${url}` : "" })));
     this.kept.show(tiers, ({ tier, place }) => tier.name + place);
     const sum = (of) => stores.reduce((all, store) => all + of(store), 0);
-    const rate = (name) => `${bytes(sum((store) => store[name] / Math.max(store.span_s, 1)))}/s`;
     const kinds = [...new Set(stores.flatMap(({ connections }) => Object.keys(connections)))];
     const clients = kinds.map((name) => [name, sum(({ connections }) => connections[name] ?? 0)]).filter(([, n]) => n > 0).map(([name, n]) => `${n} ${name}`);
     const facts = [
-      ["put", rate("in_bytes")],
-      ["given", rate("out_bytes")],
       ["leases", count(sum(({ leases }) => leases))],
       ["clients", clients.join(", ") || "none"],
     ];
@@ -48,16 +45,14 @@ class Store {
     const node = el("div", { class: "tier" }, el("p", { class: "tier-head" }, name, used), el("span", { class: "track tall", "aria-hidden": "true" }, fill), words);
     return {
       node,
-      update: ({ tier, seconds, place }) => {
+      update: ({ tier, place }) => {
         const share = tier.size_bytes ? tier.used_bytes / tier.size_bytes : 0;
         const sized = tier.size_bytes > 0;
         say(name, ({ disk: "Disk", remote: "Tiers below" }[tier.name] ?? "Memory") + place);
         say(used, sized ? `${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)} · ${percent(share)}` : "");
         fill.style.width = `${Math.min(100, share * 100).toFixed(1)}%`;
         attr(fill, "class", tier.note ? "fill tripped" : "fill store");
-        const asked = tier.hits + tier.misses;
-        const hits = asked ? `${percent(tier.hits / asked)} of ${count(asked)} blocks found` : `not asked in the ${lately(seconds)}`;
-        say(words, tier.note ?? (sized ? `${count(tier.blocks)} blocks · ${hits} · ${count(tier.evictions)} evicted` : hits));
+        say(words, tier.note ?? (sized ? `${count(tier.blocks)} blocks` : "all answer"));
       },
     };
   }

@@ -1,5 +1,5 @@
 // Requests by model, the queue, and what failed by its kind.
-import { count, lately, NONE, time } from "./format.js";
+import { count, lately, time } from "./format.js";
 import { attr, byId, el, fact, Keyed, say } from "./dom.js";
 
 const STATUSES = {
@@ -30,25 +30,21 @@ export class Models {
     this.kept = new Keyed(byId("model-rows"), () => this.row());
   }
 
-  show({ models, minute }) {
-    const rate = (value) => (minute.span_s ? `${count(value / minute.span_s)}/s` : NONE);
-    this.kept.show(models.map((model) => ({ model, rate })), ({ model }) => model.name);
-    say(byId("models-hint"), lately(minute.span_s));
+  show({ models }) {
+    this.kept.show(models, ({ name }) => name);
     byId("models-empty").hidden = models.length > 0;
   }
 
   row() {
     const name = el("th", { scope: "row", class: "clip" });
-    const heads = ["Engines", "Under way", "Waiting", "Answered", "Failed", "Tokens out", "TTFT, mean"];
+    const heads = ["Engines", "Under way", "Waiting"];
     const cells = heads.map((head) => el("td", { class: "n num", "data-name": head }));
     return {
       node: el("tr", {}, name, ...cells),
-      update: ({ model, rate }) => {
+      update: (model) => {
         say(name, model.name);
         attr(name, "title", model.name);
-        const texts = [String(model.engines), count(model.running), count(model.waiting), rate(model.ok), count(model.failed), rate(model.output_tokens), time(model.ttft_mean_s)];
-        cells.forEach((cell, i) => say(cell, texts[i]));
-        attr(cells[4], "class", model.failed ? "n num problem" : "n num");
+        [model.engines, model.running, model.waiting].forEach((value, i) => say(cells[i], count(value)));
       },
     };
   }
@@ -66,7 +62,6 @@ export class Trouble {
       ["waiting for a turn", `${count(load.waiting)} of ${count(load.queue_size)}`],
       ["waiting for an engine", count(load.waiting_for_engine)],
       ["longest wait now", time(requests.waiting_s)],
-      ["wait, median and p95", `${time(minute.queue_p50_s)}, ${time(minute.queue_p95_s)}`],
     ];
     this.keptFacts.show(facts, ([name]) => name);
     const kinds = [
