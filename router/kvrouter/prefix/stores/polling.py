@@ -3,14 +3,12 @@
 The router asks whether KV exists, in JSON over HTTP, each time with a deadline. It never reads any.
 
 Why a landing is not simply awaited: LMCache's coordinator hears only of what is put. After its
-restart, or after one report that took longer than 2 s, it never learns what servers hold; then each
-prompt on such a prefix would wait for --landing-timeout, and count as missing KV. So what the
-prefill engine reused counts as there, and after `SILENCE` landings in a row that brought nothing
-most are awaited for `BRIEF_S`, one in `SOUNDED` in full. Mooncake's master knows what it holds: its
-landings are awaited as they are.
+restart, or after one report that took longer than 2 s, it never learns what servers hold. So what
+the prefill engine reused counts as there, and where it does not say, all. docs/foreign-stores.md
+has the table. Mooncake's master knows what it holds.
 
-What a change must keep: silence never shortens a wait where a time-out counts as missing KV; an
-answer that is late or too large costs one question, not the store; landings share `POLLS_PER_S`.
+What a change must keep: an answer that is late or too large costs one question, not the store;
+landings share `POLLS_PER_S`.
 Tried: all token ids with each poll (200 ms of the coordinator's CPU at 128k tokens; by keys 1 ms),
 and landings that poll in turn (beyond 200 at once all of them timed out).
 """
@@ -65,12 +63,9 @@ LONGEST_PAUSE_S: Final = 0.2
 POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
 BRIEF_S: Final = 0.2
-"""For what will probably never be reported."""
+"""For what an engine reused: probably it is not reported again."""
 SILENCE: Final = 3
-"""Landings in a row that bring nothing new. Then most are awaited for `BRIEF_S`, until one comes,
-where a time-out counts as a landing."""
-SOUNDED: Final = 16
-"""One in so many of them is awaited in full."""
+"""Landings in a row that bring nothing new. Then the log says what may be wrong."""
 log = logging.getLogger(__name__)
 
 
@@ -227,7 +222,6 @@ class PollingView:
     counts: Counter[str] = field(default_factory=Counter, init=False)
     _waiting: int = field(default=0, init=False)
     _silent: int = field(default=0, init=False)  # landings in a row that brought nothing new
-    _since: int = field(default=0, init=False)  # landings that were awaited during that silence
 
     @property
     def clients(self) -> list[HttpPeer]:
@@ -290,9 +284,7 @@ class PollingView:
         try:
             if told < before:  # perhaps it is put just now: its report needs a moment
                 await self._poll(Question(*asked, before, origin, told), min(BRIEF_S, deadline_s))
-            left_s = max(0.0, until_s - self.clock())
-            brief = not needed and reused is None and self._is_silent()
-            outcome = await self._poll(question, min(BRIEF_S, left_s) if brief else left_s)
+            outcome = await self._poll(question, max(0.0, until_s - self.clock()))
         finally:
             self._waiting -= 1
         self._hear(outcome, max(told, before), question)
@@ -312,13 +304,6 @@ class PollingView:
             return 0
         return self.catalogue.possible(min(upto, reused // origin.block_tokens), origin)
 
-    def _is_silent(self) -> bool:
-        """Whether landings seem not to come; now and then one is awaited in full all the same."""
-        if self._silent < SILENCE:
-            return False
-        self._since += 1
-        return self._since % SOUNDED != 0
-
     def _hear(self, outcome: LandingOutcome, known: int, question: Question) -> None:
         self.counts[outcome] += 1
         away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
@@ -326,7 +311,6 @@ class PollingView:
             return
         self._silent = 0 if question.found > known else self._silent + 1
         if self._silent == SILENCE:
-            self._since = 0
             log.warning("%s has no news of landings: %s", self.peer.url, self.catalogue.silence)
 
     async def _poll(self, question: Question, limit_s: float) -> LandingOutcome:
