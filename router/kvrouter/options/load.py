@@ -23,9 +23,10 @@ from kvrouter.options.option import env_prefix, options
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-MAX_BYTES = 1 << 20
+MAX_BYTES: Final = 1 << 20
 S = TypeVar("S", bound=BaseSettings)
 
+_SHOWN: Final = 80
 _MISSPELT: Final = 0.85
 """Similarity from which on a variable that no command reads counts as a misspelt setting."""
 
@@ -70,7 +71,7 @@ def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
     for written, line, value in _members(path):
         name, place = written.replace("-", "_"), f"{path}:{line}"
         if name not in known:
-            problems.append(f"{place}: no setting {written!r}{did_you_mean(name, known)}")
+            problems.append(f"{place}: no setting {written[:_SHOWN]!r}{did_you_mean(name, known)}")
         elif name in values:
             before = places[name].rpartition(":")[2]
             problems.append(f"{place}: {written!r} is already on line {before}; give it once")
@@ -105,7 +106,8 @@ def _members(path: str) -> list[tuple[str, int, Any]]:
         raise UnreadableFile(f"{path}: {error.strerror}; give a readable file") from None
     except TooMuch as error:
         raise UnreadableFile(f"{path}: {error}; give a smaller file") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # PyYAML raises of these kinds for values that do not fit their tags.
         mark = getattr(error, "problem_mark", None)  # its text may be a secret
         line = f" (line {mark.line + 1})" if mark is not None else ""
         raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None

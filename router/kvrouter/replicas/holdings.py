@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.index import PrefixIndex, block_ids
 from kvrouter.prefix.learnt import PIECES
@@ -17,7 +17,7 @@ from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess, Item
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 _ROOT_BYTES: Final = 8
 _ID_BYTES: Final = 8
 _HASH_BYTES: Final = 32
-
-
-class Queue(Protocol):
-    """Queues an item for one router, or for all."""
-
-    def __call__(self, item: Item, router: str | None = None) -> None:
-        """Does so. Never raises."""
 
 
 @dataclass(eq=False)
@@ -45,7 +38,7 @@ class Holdings:
     pool: EnginePool
     index: PrefixIndex
     tracker: CacheTracker | None
-    queue: Queue
+    queue: Callable[[Item], None]
     counts: Counter[str]
 
     def send(self, engine: Engine, hashes: bytes) -> None:

@@ -25,13 +25,6 @@ MAX_TURN_BYTES: Final = 1 << 20
 """Packed in one turn, so that it does not block the event loop for long."""
 
 
-class OutgoingMessage(NamedTuple):
-    """An encoded envelope and its channel."""
-
-    channel: str
-    content: bytes
-
-
 class _Queued(NamedTuple):
     channel: str
     item: Item
@@ -77,8 +70,8 @@ class Outbox:
                 self.counts["dropped_items"] += 1
             self.epoch += 1
 
-    def messages(self) -> Iterator[OutgoingMessage]:
-        """Take the items of one turn, in order, as envelopes."""
+    def messages(self) -> Iterator[tuple[str, bytes]]:
+        """Take the items of one turn, in order, as channels with their encoded envelopes."""
         taken = 0
         while self._queued and taken < MAX_TURN_BYTES:
             channel, items, size = self._queued[0].channel, [], 0
@@ -94,7 +87,7 @@ class Outbox:
             content = encode(Envelope(VERSION, self._sender, number, items))
             self.counts["envelopes"] += 1
             self.counts["bytes"] += len(content)
-            yield OutgoingMessage(channel, content)
+            yield channel, content
 
     def lost(self) -> None:
         """The last messages may not have arrived: drop the queue, whose items are old."""

@@ -9,7 +9,9 @@ from tests.fakes.discovery import LOOK_S
 from tests.integration.discovery.conftest import followed
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.file import MAX_BYTES, FileSource, parse_engines
+from kvrouter.membership.discovery.base import Members
+from kvrouter.membership.discovery.file import FileSource, read_members
+from kvrouter.options.load import MAX_BYTES, UnreadableFile
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 BOTH_LISTS = f"prefill: [{A}]\ndecode:\n  - http://{B}\n"
@@ -17,6 +19,12 @@ BOTH_LISTS = f"prefill: [{A}]\ndecode:\n  - http://{B}\n"
 
 def source(path: Path) -> FileSource:
     return FileSource(str(path), look_s=LOOK_S)
+
+
+def read(folder: Path, text: bytes) -> Members:
+    path = folder / "engines.yaml"
+    path.write_bytes(text)
+    return read_members(path)
 
 
 @pytest.mark.parametrize(
@@ -34,38 +42,38 @@ def source(path: Path) -> FileSource:
         (f"decode: [rack1-a={A}]\n", {f"rack1-a={A}": Role.DECODE}),
     ],
 )
-def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> None:
-    assert parse_engines(text.encode()) == members
+def test_a_file_has_lists_of_engines(tmp_path: Path, text: str, members: dict[str, Role]) -> None:
+    assert read(tmp_path, text.encode()) == members
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"", "line 1: the file is empty; write `decode: []` where there are no members"),
-        (b"# only this\n", "line 1: the file is empty"),
-        (b"decode: [\n", "line 2: not YAML"),
-        (b"decode:\n- a:1\n- b\n", "line 3: engine 'b': give it as http://HOST:PORT or HOST:PORT"),
-        (
-            b"decode: [a:1]\n\ndecod: [b:1]\n",
-            "line 3: no 'decod'; there are prefill, decode, store",
-        ),
-        (b"decode: [a:1]\ndecode: [b:1]\n", "line 2: 'decode' is given twice"),
-        (b"decode:\n- {url: a:1}\n", "line 2: not an address; write HOST:PORT"),
-        (b"- a:1\n", "line 1: not a mapping"),
-        (b"decode: [a:1]\n---\ndecode: []\n", "line 2: not YAML"),
-        (b"decode: [\xff]\n", "line 1: not YAML"),
-        (b"decode: [a:1]\x00", "line 1: not YAML"),
-        (b"[" * 100_000, "line 1: more than 32 levels"),
-        (b"x" * (MAX_BYTES + 1), "line 1: more than"),
+        (b"", ": it is empty; write `decode: []` where there are no members"),
+        (b"# only this\n", ": it is empty"),
+        (b"decode: [\n", ": not YAML (line 2)"),
+        (b"decode:\n- a:1\n- b\n", ":1: engine 'b': give it as http://HOST:PORT or HOST:PORT"),
+        (b"decode: [a:1]\n\ndecod: [b:1]\n", ":3: no setting 'decod'; did you mean decode?"),
+        (b"decode: [a:1]\ndecode: [b:1]\n", ":2: 'decode' is already on line 1; give it once"),
+        (b"decode:\n- {url: a:1}\n", ":1: engine"),
+        (b"decode: 8000\n", ":1: engine '8000'"),
+        (b"decode: !!timestamp x\n", ": not YAML"),
+        (b"- a:1\n", ": not a mapping"),
+        (b"decode: [a:1]\n---\ndecode: []\n", ": not YAML (line 2)"),
+        (b"decode: [\xff]\n", ": not YAML"),
+        (b"decode: [a:1]\x00", ": not YAML"),
+        (b"[" * 100_000, ": more than 32 levels"),
+        (b"x" * (MAX_BYTES + 1), ": more than 1 MiB"),
         (
             b"decode: [" + b",".join(b"a:%d" % n for n in range(1, 4098)) + b"]",
             "names 4097 members",
         ),
     ],
 )
-def test_an_error_names_its_line(text: bytes, complaint: str) -> None:
-    with pytest.raises(ValueError, match=r"^line ") as told:
-        parse_engines(text)
+def test_an_error_names_its_file(tmp_path: Path, text: bytes, complaint: str) -> None:
+    with pytest.raises((ValueError, UnreadableFile)) as told:
+        read(tmp_path, text)
+    assert str(told.value).startswith(f"{tmp_path / 'engines.yaml'}{complaint[:1]}")
     assert complaint in str(told.value)
 
 
@@ -75,7 +83,7 @@ async def test_a_wrong_file_changes_nothing_and_says_so(tmp_path: Path) -> None:
     async with followed(source(path)) as heard:
         await heard.names({A: Role.PREFILL, B: Role.DECODE})
         path.write_text(f"decode:\n- {A}\n- nonsense\n")
-        assert f"{path}: line 3: engine 'nonsense'" in await heard.complains()
+        assert f"{path}:1: engine 'nonsense'" in await heard.complains()
         assert heard.members == {A: Role.PREFILL, B: Role.DECODE}
         path.write_text(f"decode: [{A}]\n")
         await heard.names({A: Role.DECODE})
@@ -124,7 +132,7 @@ async def test_a_file_can_be_replaced_and_be_a_link_to_another(tmp_path: Path) -
 
 async def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     async with followed(source(tmp_path)) as heard:
-        assert await heard.complains() == f"{tmp_path}: Is a directory"
+        assert await heard.complains() == f"{tmp_path}: Is a directory; give a readable file"
     async with followed(source(tmp_path / "none.yaml")) as heard:
         assert await heard.complains() == f"{tmp_path / 'none.yaml'}: No such file or directory"
 

@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-import yaml
-
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import both_roles, member_address, too_many
-from kvrouter.options.bounded_yaml import TooMuch, bounded_root
+from kvrouter.options.load import UnreadableFile, read_settings_file
+from kvrouter.options.types import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvrouter.membership.discovery.base import Listener, Members
+    from kvrouter.options.load import SettingsFile
 
 LOOK_S: Final = 0.5
 """Between two looks at the file."""
-MAX_BYTES: Final = 1 << 20
 _ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE, "store": Role.STORE}
 
 Stamp = tuple[int, int, int, int]
@@ -63,74 +62,35 @@ class FileSource:
 
     async def _read(self, listener: Listener) -> None:
         try:
-            members = await asyncio.to_thread(_engines, self.path)
-        except ValueError as error:
-            listener.failed(f"{self.path}: {error}")
+            members = await asyncio.to_thread(read_members, self.path)
+        except (UnreadableFile, ValueError) as error:
+            listener.failed(str(error))
         else:
             listener.named(members)
 
 
-def parse_engines(content: bytes) -> Members:
-    """The engines of a file; ValueError: it cannot be used; the sentence begins with the line."""
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"line 1: more than {MAX_BYTES} bytes are no list of members")
-    members = both_roles(_listed(_document(content)))
+def read_members(path: Path) -> Members:
+    """The members of a file. UnreadableFile, ValueError: it cannot be used; a sentence."""
+    file = read_settings_file(str(path), _ROLES)
+    if file.problems:
+        raise ValueError(file.problems[0])
+    if not file.values:
+        raise ValueError(f"{path}: it is empty; write `decode: []` where there are no members")
+    members = both_roles(_listed(file))
     if problem := too_many(members):
-        raise ValueError(f"line 1: {problem}")
+        raise ValueError(f"{path}: {problem}")
     return members
 
 
-def _document(content: bytes) -> yaml.MappingNode:
-    try:
-        root = bounded_root(yaml.SafeLoader(content.decode("utf-8")))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else 1
-        raise ValueError(f"line {line}: not YAML: {error.problem or error.context}") from None
-    except TooMuch as error:
-        raise ValueError(f"line 1: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"line 1: not YAML: {reason}") from None
-    if root is None:
-        raise ValueError("line 1: the file is empty; write `decode: []` where there are no members")
-    if not isinstance(root, yaml.MappingNode):
-        raise _wrong(root, "not a mapping; write `prefill: [HOST:PORT, ...]` and `decode: [...]`")
-    return root
-
-
-def _listed(root: yaml.MappingNode) -> Iterator[tuple[str, Role]]:
-    known = set()
-    for key, value in root.value:
-        name = key.value if isinstance(key, yaml.ScalarNode) else None
-        if name not in _ROLES:
-            raise _wrong(key, f"no {name or 'such key'!r}; there are {', '.join(_ROLES)}")
-        if name in known:
-            raise _wrong(key, f"{name!r} is given twice")
-        known.add(name)
+def _listed(file: SettingsFile) -> Iterator[tuple[str, Role]]:
+    for name, value in file.values.items():
         role = _ROLES[name]
-        for item in _items(value):
-            try:
-                texts = item.value.replace(",", " ").split()
-                addresses = [member_address(text, role) for text in texts]
-            except ValueError as error:
-                raise _wrong(item, str(error)) from None
-            yield from ((address, role) for address in addresses)
-
-
-def _items(value: yaml.Node) -> list[yaml.ScalarNode]:
-    """The scalars of a list, or one scalar alone."""
-    if isinstance(value, yaml.ScalarNode):
-        return [] if value.tag.endswith(":null") else [value]
-    items = value.value if isinstance(value, yaml.SequenceNode) else [value]
-    for item in items:
-        if not isinstance(item, yaml.ScalarNode):
-            raise _wrong(item, "not an address; write HOST:PORT or http://HOST:PORT")
-    return list(items)
-
-
-def _wrong(node: yaml.Node, sentence: str) -> ValueError:
-    return ValueError(f"line {node.start_mark.line + 1}: {sentence}")
+        given = value if isinstance(value, list) else str(value or "")
+        try:
+            addresses = [member_address(text, role) for text in split(given)]
+        except ValueError as error:
+            raise ValueError(f"{file.places[name]}: {error}") from None
+        yield from ((address, role) for address in addresses)
 
 
 def _path(text: str) -> Path:
@@ -148,8 +108,3 @@ def _stamp(path: Path) -> Stamp:
     """What changes when the file is written or replaced."""
     status = os.stat(path)
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
-
-
-def _engines(path: Path) -> Members:
-    with path.open("rb") as file:
-        return parse_engines(file.read(MAX_BYTES + 1))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.credentials.caller_keys import read_keys
-from kvrouter.membership.discovery.file import parse_engines
 from kvrouter.options import bounded_yaml
 from kvrouter.options.bounded_yaml import MAX_DEPTH, TooMuch, load_bounded
 from kvrouter.options.load import MAX_BYTES, UnreadableFile, read_settings_file
@@ -49,8 +48,6 @@ def test_every_file_that_the_router_reads_is_bounded(tmp_path: Path, text: str) 
         read_settings_file(str(file), {"decode"})
     with pytest.raises(ValueError, match=r"more than \d+"):
         read_keys(str(file))
-    with pytest.raises(ValueError, match=r"line 1: .*more than \d+"):
-        parse_engines(file.read_bytes())
 
 
 def test_a_settings_file_is_read_up_to_a_size(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_one_turn_tells_no_more_than_its_share() -> None:
     outbox = Outbox(ME, "all")
     for _ in range(500):
         outbox.put("all", GUESS)
-    told = sum(len(each.content) for each in outbox.messages())
+    told = sum(len(content) for _, content in outbox.messages())
     assert MAX_TURN_BYTES <= told < MAX_TURN_BYTES + MAX_ENVELOPE_BYTES + 9000
     assert len(outbox) > 0
 
@@ -245,7 +245,7 @@ def test_where_there_is_no_room_the_oldest_go_and_the_epoch_says_so() -> None:
         outbox.put("all", GUESS)
     assert outbox.epoch > 0
     assert outbox.counts["dropped_items"] == 4
-    assert [len(decode(each.content).items) for each in outbox.messages()] == [2]
+    assert [len(decode(content).items) for _, content in outbox.messages()] == [2]
 
 
 def test_what_may_not_have_arrived_is_dropped_with_all_that_waits() -> None:
@@ -266,12 +266,8 @@ def test_what_was_learnt_of_engines_that_name_no_blocks_reaches_other_routers() 
     names = bytes(range(64))
     index = PrefixIndex(100)
     counts: Counter[str] = Counter()
-
-    def queue(item: Item, router: str | None = None) -> None:
-        sent.append(item)
-
-    Holdings(here, PrefixIndex(100), None, queue, counts).send(mine, names)
-    other = Holdings(there, index, None, queue, counts)
+    Holdings(here, PrefixIndex(100), None, sent.append, counts).send(mine, names)
+    other = Holdings(there, index, None, sent.append, counts)
     for item in sent:
         assert isinstance(item, Guess)
         other.receive(item)
