@@ -199,7 +199,7 @@ async def test_a_replay_takes_short_turns_too(payload: Payload) -> None:
     turns = Turns(tracker.work)
     tracker.wake = turns.wake
     replayer = Replayer(context, {"": port}, tracker, turns, answer_s=PATIENCE_S)
-    tracker.replay_with(replayer)
+    tracker.replays = replayer
     message = payload()
     try:
         engine = joined(wire.pool, "127.0.0.1:9", Role.PREFILL, block_tokens=BLOCK)

@@ -48,7 +48,7 @@ class EventIntake:
             raise
         if settings.kv_replay_ports:
             self._replayer = Replayer(self._context, settings.kv_replay_ports, tracker, turns)
-            tracker.replay_with(self._replayer)
+            tracker.replays = self._replayer
         if settings.kv_events_ports:
             self._connector = EventConnector(
                 self._context, settings.kv_events_ports, tracker, turns

@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
-from kvrouter.prefix.events.mapping import BlockNaming, EventCounts, EventMapping, Naming
+from kvrouter.prefix.events.mapping import BlockNaming, Naming
 from kvrouter.prefix.events.sequencer import Sequencer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvrouter.engines.engine import Engine
-    from kvrouter.prefix.events.backlog import Backlog
     from kvrouter.prefix.events.messages import Event
-    from kvrouter.prefix.events.reorder import Budget, Message
-    from kvrouter.prefix.index import PrefixIndex
+    from kvrouter.prefix.events.reorder import Message
+    from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +27,6 @@ class ReplayRequests(Protocol):
 
         Answers go to `CacheTracker.replayed`, `replay_ended` and `replay_failed`.
         """
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all publishers share."""
-
-    index: PrefixIndex
-    mapping: EventMapping
-    counts: EventCounts
-    budget: Budget
-    backlog: Backlog
-    clock: Callable[[], float]
-    replays: ReplayRequests | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -115,32 +99,34 @@ class EngineCache:
 class Publisher:
     """One publisher of an engine; it acts on the messages that its sequencer has put in order."""
 
-    __slots__ = ("_shared", "cache", "rank", "server", "stream")
+    __slots__ = ("_tracker", "cache", "rank", "server", "stream")
 
-    def __init__(self, shared: Shared, cache: EngineCache, server: Engine, rank: int) -> None:
-        self._shared = shared
+    def __init__(
+        self, tracker: CacheTracker, cache: EngineCache, server: Engine, rank: int
+    ) -> None:
+        self._tracker = tracker
         self.cache = cache
         self.server = server
         self.rank = rank
-        self.stream = Sequencer(self, shared.budget, shared.clock)
+        self.stream = Sequencer(self, tracker.budget, tracker.clock)
         cache.streams.append(self.stream)
 
     def apply(self, message: Message) -> None:
         """Apply the next message, when the backlog comes to it."""
         if self.cache.guessed:
             self._drop_guesses()
-        self.cache.heard_s = self._shared.clock()
-        self._shared.backlog.add(self, message.batch)
+        self.cache.heard_s = self._tracker.clock()
+        self._tracker.backlog.add(self, message.batch)
 
     def act(self, event: Event | None) -> None:
         """Apply an event; None is one of an unknown kind."""
-        shared, cache = self._shared, self.cache
+        tracker, cache = self._tracker, self.cache
         if event is None:
-            shared.counts["unknown_event"] += 1
+            tracker.counts["unknown_event"] += 1
             return
-        shared.counts["events"] += 1
+        tracker.counts["events"] += 1
         uncounted = cache.names.uncounted
-        if shared.mapping.apply(cache.engine, cache.names, event):
+        if tracker.blocks.apply(cache.engine, cache.names, event):
             self._emptied()
         if cache.names.uncounted is not uncounted:
             cache.guessed = cache.guessed and cache.names.uncounted
@@ -149,9 +135,9 @@ class Publisher:
     def forget(self) -> None:
         """Forget what the messages so far established."""
         cache = self.cache
-        self._shared.backlog.drop(self)
-        self._shared.mapping.empty(cache.engine, cache.names)
-        cache.forgotten = self._shared.index.forgotten
+        self._tracker.backlog.drop(self)
+        self._tracker.blocks.empty(cache.engine, cache.names)
+        cache.forgotten = self._tracker.index.forgotten
         cache.guessed = False
         for stream in cache.streams:
             if stream is not self.stream:
@@ -162,12 +148,12 @@ class Publisher:
 
         `Sequencer.replayed`, `replay_ended` or `replay_failed` follow, never from within this call.
         """
-        replays = self._shared.replays
+        replays = self._tracker.replays
         return replays is not None and replays.ask(self.server, self.rank, start)
 
     def count(self, kind: str, first: int, last: int) -> None:
         """Count `duplicates`, `gaps`, `restarts`, `lost` (first to last number) or `unanswered`."""
-        self._shared.counts[kind] += last - first + 1 if kind == "lost" else 1
+        self._tracker.counts[kind] += last - first + 1 if kind == "lost" else 1
         text = {
             "gaps": "messages %d to %d are missing",
             "restarts": "publisher restarted (message %d, expected %d)",
@@ -185,17 +171,17 @@ class Publisher:
     def _emptied(self) -> None:
         """The engine holds nothing: from here on all is known."""
         cache = self.cache
-        cache.forgotten = self._shared.index.forgotten
+        cache.forgotten = self._tracker.index.forgotten
         for stream in cache.streams:
             stream.complete = stream is self.stream
         cache.update()
 
     def _drop_guesses(self) -> None:
         """Events replace guesses, unless they cannot be mapped."""
-        cache, mapping = self.cache, self._shared.mapping
-        if mapping.is_foreign(cache.engine, cache.names):
+        cache, blocks = self.cache, self._tracker.blocks
+        if blocks.is_foreign(cache.engine, cache.names):
             return
-        mapping.empty(cache.engine, cache.names)
+        blocks.empty(cache.engine, cache.names)
         cache.guessed = False
         if cache.dead:  # its earlier events were among the guesses
             cache.names.dropped = True

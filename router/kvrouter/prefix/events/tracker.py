@@ -14,7 +14,7 @@ from kvrouter.prefix.events.backlog import Backlog
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.messages import BadMessage, TooLarge, decode_batch, decode_sequence
-from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests, Shared
+from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests
 from kvrouter.prefix.events.reorder import Budget, Message
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -51,6 +51,9 @@ class CacheTracker:
             unknown_rank, unknown_event, other_medium, other_group, foreign_names,
             unmapped_blocks; each only grows.
         budget: bytes of messages that wait for earlier ones.
+        blocks: applies events.
+        backlog: messages that are still to be applied.
+        replays: repeats missing messages; None: nobody does.
         wake: called when `work` is to be called soon.
     """
 
@@ -65,23 +68,19 @@ class CacheTracker:
         self.wake: Callable[[], None] = lambda: None
         self.counts = EventCounts()
         self.budget = Budget(HELD_BYTES)
-        mapping = self.mapping or BlockMapping(self.index, self.domain, self.max_names, self.counts)
-        self._backlog = Backlog(self.clock)
-        self._shared = Shared(
-            self.index, mapping, self.counts, self.budget, self._backlog, self.clock
+        self.blocks: EventMapping = self.mapping or BlockMapping(
+            self.index, self.domain, self.max_names, self.counts
         )
+        self.backlog = Backlog(self.clock)
+        self.replays: ReplayRequests | None = None
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
-
-    def replay_with(self, replays: ReplayRequests) -> None:
-        """Request missing messages from `replays` from now on."""
-        self._shared.replays = replays
 
     # -- engines of the pool
 
     def engine_joined(self, engine: Engine) -> None:
         """Request the events so far, if its publisher can be asked."""
-        if self._shared.replays is not None:
+        if self.replays is not None:
             publisher = self._publisher(engine.server, engine.event_rank)
             if publisher is not None:
                 publisher.stream.begin()
@@ -191,7 +190,7 @@ class CacheTracker:
 
     def work(self) -> bool:
         """Apply messages for about 2 ms; returns whether any is left, to be called again."""
-        left = self._backlog.run()
+        left = self.backlog.run()
         if left:
             self.wake()
         return left
@@ -228,7 +227,7 @@ class CacheTracker:
 
     def connected(self, engine: Engine) -> None:
         """The connection to the publisher of `engine` is there."""
-        if self._shared.replays is not None and engine.identity is not None:
+        if self.replays is not None and engine.identity is not None:
             publisher = self._publisher(engine.server, engine.event_rank)
             if publisher is not None:
                 publisher.stream.check()
@@ -260,7 +259,7 @@ class CacheTracker:
             message = "KV events of %s: it has no data-parallel rank %d"
             self.counts.warn("unknown_rank", message, server.address, rank)
             return None
-        made = self._publishers[server, rank] = Publisher(self._shared, cache, server, rank)
+        made = self._publishers[server, rank] = Publisher(self, cache, server, rank)
         return made
 
     def _cache(self, engine: Engine) -> EngineCache:
@@ -273,7 +272,7 @@ class CacheTracker:
         cache.streams, cache.heard_s = [], None
         for key, publisher in tuple(self._publishers.items()):
             if publisher.cache is cache:
-                self._backlog.drop(publisher)
+                self.backlog.drop(publisher)
                 del self._publishers[key]
 
     def _sender(self, topic: bytes) -> Engine | None:

@@ -101,7 +101,7 @@ class NodeIndex:
         self._tracker.wake = turns.wake
         self._connector = EventConnector(self._context, ports, self._tracker, turns)
         self._replayer = Replayer(self._context, replay_ports, self._tracker, turns)
-        self._tracker.replay_with(self._replayer)
+        self._tracker.replays = self._replayer
         self._nodes: dict[str, Engine] = {}  # what publishes, by URL
 
     @property

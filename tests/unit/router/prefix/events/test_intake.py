@@ -150,7 +150,7 @@ async def test_an_engine_for_which_no_socket_is_left_is_one_without_events(
     tracker = CacheTracker(PrefixIndex(1024), lambda _: None, lambda _: None)
     connector = EventConnector(context, {"": 9}, tracker, Turns())
     replayer = Replayer(context, {"": 9}, tracker, Turns())
-    tracker.replay_with(replayer)
+    tracker.replays = replayer
     first, second = (Engine(f"127.0.0.1:{p}", Role.DECODE, identity=Identity(())) for p in (1, 2))
     try:
         for engine in (first, second):

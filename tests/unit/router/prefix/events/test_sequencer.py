@@ -73,7 +73,7 @@ class Truth(RuleBasedStateMachine):
         self.tracker = CacheTracker(
             self.index, self.pool.find, self.pool.domain_of, clock=self.clock
         )
-        self.tracker.replay_with(self.asked)
+        self.tracker.replays = self.asked
         self.pool.on_leave(self.index.clear)
         self.pool.on_join(self.tracker.engine_joined)
         self.pool.on_leave(self.tracker.engine_left)

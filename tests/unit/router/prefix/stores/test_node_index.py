@@ -80,7 +80,7 @@ class Router:
         )
         self.node = Engine("n:1", Role.STORE, identity=Identity(()))
         self.asked: int | None = None
-        self.tracker.replay_with(self)
+        self.tracker.replays = self
         self.tracker.engine_joined(self.node)
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
