@@ -6,11 +6,9 @@ bits). Messages never repeat a file or a flag, which may hold a key.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from hashlib import sha256
-from pathlib import Path
 from secrets import token_urlsafe
 from typing import Annotated, Any, Final
 
@@ -19,8 +17,8 @@ import msgspec.structs
 import yaml
 
 from kvrouter.options.bounded_yaml import load_bounded
+from kvrouter.options.secret_file import read_private
 
-MAX_FILE_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
 PREFIX: Final = "kvr-"
 """Of keys that `kvrouter key new` makes, so that tools find leaked ones."""
@@ -117,28 +115,6 @@ def read_keys(path: str) -> list[Key]:
         return [_key(name, entry) for name, entry in found.items()]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def read_private(path: str, forbidden: int, complaint: str) -> str:
-    """The text of a file that has none of the `forbidden` permissions.
-
-    Raises:
-        ValueError: a sentence with the remedy; `complaint` for its permissions.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; give a readable file") from None
-    if mode & forbidden:
-        raise ValueError(f"{path} {complaint} {path}")
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; give a smaller file")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8; write it as UTF-8") from None
 
 
 def joined(keys: list[Key]) -> list[Key]:

@@ -6,8 +6,9 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.credentials.caller_keys import check_key, read_private
+from kvrouter.credentials.caller_keys import check_key
 from kvrouter.options.addresses import bare_address, parse_address
+from kvrouter.options.secret_file import read_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

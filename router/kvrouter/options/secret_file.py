@@ -5,6 +5,7 @@ Any user may be able to read the file: such mounts are readable to all, within t
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,31 @@ from kvrouter_store.system_errors import reason_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_BYTES: Final = 1 << 16
+MAX_BYTES: Final = 4 << 20
+"""A file of keys may have thousands."""
 _FORM: Final = "write the secret into it, on the only line"
+
+
+def read_private(path: str, forbidden: int = 0, complaint: str = "") -> str:
+    """The text of a file that has none of the `forbidden` permissions.
+
+    Raises:
+        ValueError: a sentence with the remedy; `complaint` for its permissions.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path}: {reason_of(error)}; give a readable file") from None
+    if mode & forbidden:
+        raise ValueError(f"{path} {complaint} {path}")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_BYTES >> 20} MiB; give a smaller file")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8; write it as UTF-8") from None
 
 
 def only_line(text: str) -> str:
@@ -57,15 +81,9 @@ def secret_of(
     if given.get_secret_value():
         raise ValueError(f"{flag} and {flag}-file are both given; leave one out")
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise ValueError(f"{flag}-file {path}: {reason_of(error)}; give a readable file") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{flag}-file {path} is not UTF-8; write the secret as text") from None
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"{flag}-file {path}: {_FORM}")
+        text = read_private(path)
+    except ValueError as error:
+        raise ValueError(f"{flag}-file {error}") from None
     try:
         return SecretStr(read(text))
     except ValueError as error:
