@@ -91,11 +91,17 @@ async def test_a_large_fleet_is_grouped_by_model_and_shows_the_worst_of_each_gro
     answer = await tab.run("fetch('status.json').then(a => a.json())")
     some = answer["engines"][0]
     answer["engines"] = [
-        {**some, "id": f"{role}:{n}", "label": None, "role": role, "models": [f"model-{n % 2}"]}
+        {
+            **some,
+            "id": f"{role}:{n}",
+            "label": None,
+            "worker_type": role,
+            "models": [f"model-{n % 2}"],
+        }
         for role in ("prefill", "decode")
         for n in range(32)
     ]
-    answer["engines"][4] |= {"state": "away", "breaker": None, "down": True}
+    answer["engines"][4] |= {"status": "away", "circuit": None, "down": True}
     answer["flows"] = [
         {"prefill": f"prefill:{n}", "decode": f"decode:{m}", "requests": 1, "tokens": 10}
         for n in range(32)
@@ -171,7 +177,7 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
     answer = await tab.run("fetch('status.json').then(a => a.json())")
     answer["router"]["models"] = [evil]
     answer["router"]["lacking"] = [evil]
-    rank = {"id": evil, "breaker": "open", "requests": 1, "tokens": 5, "index": evil}
+    rank = {"id": evil, "circuit": "open", "load": 1, "tokens": 5, "index": evil}
     told = {"id": evil, "problem": evil, "models": [evil], "version": evil, "ranks": [rank]}
     told = {**told, "label": evil}
     model = {**answer["models"][0], "name": evil}

@@ -21,6 +21,8 @@ from kvrouter.prefix.events.confidence import Reason
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvrouter.access.admin_token import AdminToken
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Respond, Row
@@ -118,39 +120,45 @@ class Admin:
         return engine
 
     def _card(self, engine: Engine) -> dict[str, Any]:
-        identity = engine.identity
-        up = identity is not None and not engine.draining
-        passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
-        return {
-            "id": engine.address,
-            "worker_id": engine.address,  # the same to clients of sglang-router and smg
-            "url": engine.url,
-            "worker_type": _TYPES[engine.role],
-            "status": "draining" if engine.draining else "up" if up else "away",
-            "is_healthy": up and passing,
-            "circuit": self.pool.state(engine),
-            "load": engine.requests,
-            "tokens": engine.tokens - engine.remote_tokens,
-            "index": self._index(engine) if not engine.ranks else None,
-            "ranks": [self._rank(rank) for rank in engine.ranks],
-            "models": list(identity.models) if identity is not None else [],
-            "problem": self.prober.problem(engine),
-        }
-
-    def _rank(self, rank: Engine) -> dict[str, Any]:
-        return {
-            "id": rank.address,
-            "circuit": self.pool.state(rank),
-            "load": rank.requests,
-            "tokens": rank.tokens - rank.remote_tokens,
-            "index": self._index(rank),
-        }
+        return worker_card(engine, self.pool, self.prober.problem(engine), self._index)
 
     def _index(self, engine: Engine) -> dict[str, Any]:
         """How well the router knows its cache."""
         reason = self.tracker.confidence(engine) if self.tracker else Reason.NO_EVENTS
         naming = self.tracker.naming(engine) if self.tracker else None
         return {"state": reason.state, "reason": reason, "naming": naming}
+
+
+def worker_card(
+    engine: Engine, pool: EnginePool, problem: str | None, index: Callable[[Engine], Any]
+) -> dict[str, Any]:
+    """An engine in JSON; `index` tells how well the router knows a cache."""
+    identity = engine.identity
+    up = identity is not None and not engine.draining
+    passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
+    return {
+        "id": engine.address,
+        "worker_id": engine.address,  # the same to clients of sglang-router and smg
+        "url": engine.url,
+        "worker_type": _TYPES[engine.role],
+        "status": "draining" if engine.draining else "up" if up else "away",
+        "is_healthy": up and passing,
+        **_load(engine, pool),
+        "index": index(engine) if not engine.ranks else None,
+        "ranks": [
+            {"id": rank.address, **_load(rank, pool), "index": index(rank)} for rank in engine.ranks
+        ],
+        "models": list(identity.models) if identity is not None else [],
+        "problem": problem,
+    }
+
+
+def _load(engine: Engine, pool: EnginePool) -> dict[str, Any]:
+    return {
+        "circuit": pool.state(engine),
+        "load": engine.requests,
+        "tokens": engine.tokens - engine.remote_tokens,
+    }
 
 
 def _flag(query: str, name: str) -> bool:

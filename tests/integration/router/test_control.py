@@ -63,12 +63,12 @@ async def test_the_document_knows_engines_load_and_requests(site: Open) -> None:
     told = await snapshot(here)
     assert told.router.state == "ok"
     assert told.router.models == ["m"]
-    assert {e.id: (e.role, e.state, e.breaker) for e in told.engines} == {
+    assert {e["id"]: (e["worker_type"], e["status"], e["circuit"]) for e in told.engines} == {
         **{e.address: ("prefill", "up", "closed") for e in here.prefill},
         here.decode[0].address: ("decode", "up", "closed"),
     }
-    assert {e.version for e in told.engines} == {"0.32.0"}
-    assert sum(e.requests for e in told.engines) == 1
+    assert {e["version"] for e in told.engines} == {"0.32.0"}
+    assert sum(e["load"] for e in told.engines) == 1
     (request,) = told.requests.shown
     assert (request.id, request.model, request.phase) == ("mine", "m", "prefill")
     assert request.prefill in {e.address for e in here.prefill}
@@ -106,9 +106,9 @@ async def test_an_engine_that_dies_is_away_with_its_problem(site: Open) -> None:
     here = await site(0, 2, control_port=0)
     await here.decode[0].stop()
     await until(lambda: here.app.core.pool.all()[0].identity is None)
-    (card, _) = (await once(here, lambda told: told.engines[0].problem is not None)).engines
-    assert (card.state, card.down, card.breaker) == ("away", True, None)
-    assert "Connect" in (card.problem or "")
+    (card, _) = (await once(here, lambda told: told.engines[0]["problem"] is not None)).engines
+    assert (card["status"], card["down"], card["circuit"]) == ("away", True, None)
+    assert "Connect" in card["problem"]
 
 
 async def test_while_an_engine_is_down_the_router_is_degraded_and_says_since_when(
@@ -134,7 +134,7 @@ async def test_while_every_breaker_is_open_the_router_says_that_nobody_can_serve
     for _ in range(3):
         pool.failed(engine, Failure.TIMEOUT)
     told = await snapshot(here)
-    assert (told.router.state, told.engines[0].breaker) == ("unavailable", "open")
+    assert (told.router.state, told.engines[0]["circuit"]) == ("unavailable", "open")
     assert (await here.get("/health"))[0] == 503
     assert told.events[0].kind == "breaker open"
 

@@ -6,7 +6,7 @@ added, never renamed. Histories are the matter of Prometheus.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -76,54 +76,6 @@ class Minute(msgspec.Struct):
     ttft_mean_s: float | None
     errors: dict[str, int]
     upstream_errors: dict[str, int]
-
-
-class RankCard(msgspec.Struct):
-    """One data-parallel rank."""
-
-    id: str
-    breaker: str | None
-    requests: int
-    tokens: int
-    index: str | None
-
-
-class EngineCard(msgspec.Struct):
-    """One engine.
-
-    Attributes:
-        id: HOST:PORT.
-        label: what its operator calls it; null: nothing.
-        role: "prefill", "decode" or "both".
-        state: "up", "away" or "draining".
-        down: whether it should take legs and cannot: it is away, or its breaker is open.
-        breaker: "closed", "open" or "half_open"; null while it is away.
-        requests: legs of this router in flight on it; tokens: of these and of planned ones.
-        busy: share of the last minute in which it had legs of this router, 0 to 1; null: not known.
-        index: how well the router knows its cache, as in `kvrouter:kv_index_state`.
-        family: its kind of API.
-        version: as it reports it.
-        block_tokens: tokens of one KV block.
-        models: that it serves, or served before it went away.
-        problem: a sentence about the result of the last probe.
-    """
-
-    id: str
-    label: str | None
-    role: str
-    state: str
-    down: bool
-    breaker: str | None
-    requests: int
-    tokens: int
-    busy: float | None
-    index: str | None
-    family: str | None
-    version: str | None
-    block_tokens: int | None
-    models: list[str]
-    ranks: list[RankCard]
-    problem: str | None
 
 
 class ModelCard(msgspec.Struct):
@@ -238,7 +190,16 @@ class StoreCard(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """The document. `time_s` is Unix time, `stores` are the store's nodes."""
+    """The document.
+
+    Attributes:
+        time_s: Unix time.
+        engines: as /workers lists them, and of each: `label`, what its operator calls it; `down`,
+            whether it should take legs and cannot; `busy`, the share of the last minute in which it
+            had legs of this router, 0 to 1; `family`, `version` and `block_tokens` of a KV block.
+            `models` are those that it served before, while it is away.
+        stores: the store's nodes.
+    """
 
     schema: int
     time_s: float
@@ -246,7 +207,7 @@ class Snapshot(msgspec.Struct):
     load: Load
     minute: Minute
     models: list[ModelCard]
-    engines: list[EngineCard]
+    engines: list[dict[str, Any]]
     events: list[EventCard]
     flows: list[FlowCard]
     requests: RequestList

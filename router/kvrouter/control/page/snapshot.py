@@ -9,23 +9,21 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from kvrouter import __version__
+from kvrouter.control.admin import worker_card
 from kvrouter.control.page.model import (
     SCHEMA,
-    EngineCard,
     Load,
     Minute,
     ModelCard,
-    RankCard,
     RouterCard,
     Snapshot,
 )
 from kvrouter.control.page.window import Growth
-from kvrouter.engines.breaker import BreakerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,37 +198,19 @@ class Snapshots:
             for name in self.sources.pool.models()[:MODELS]
         ]
 
-    def _engine(self, engine: Engine) -> EngineCard:
-        identity, pool, span_s = engine.identity, self.sources.pool, self._busy.covered_s
-        up = "up" if identity is not None else "away"
-        states = {pool.state(target) for target in engine.targets}
-        return EngineCard(
-            id=engine.address,
-            label=engine.label or None,
-            role=engine.role.value,
-            state="draining" if engine.draining else up,
-            down=not engine.draining and pool.down(engine),
-            breaker=_worst(states),
-            requests=engine.requests,
-            tokens=engine.tokens,
-            busy=min(1.0, self._busy.of(engine) / span_s) if span_s else None,
-            index=self.sources.index_state(engine.targets[0]),
-            family=engine.family if identity is not None else None,
-            version=identity.version if identity is not None else None,
-            block_tokens=identity.block_tokens if identity is not None else None,
-            models=list(identity.models if identity is not None else engine.models_before),
-            ranks=[self._rank(rank) for rank in engine.ranks],
-            problem=self.sources.problem(engine),
-        )
-
-    def _rank(self, rank: Engine) -> RankCard:
-        return RankCard(
-            id=rank.address,
-            breaker=self.sources.pool.state(rank),
-            requests=rank.requests,
-            tokens=rank.tokens,
-            index=self.sources.index_state(rank),
-        )
+    def _engine(self, engine: Engine) -> dict[str, Any]:
+        sources, identity, span_s = self.sources, engine.identity, self._busy.covered_s
+        problem = sources.problem(engine)
+        return {
+            **worker_card(engine, sources.pool, problem, sources.index_state),
+            "models": identity.models if identity is not None else engine.models_before,
+            "label": engine.label or None,
+            "down": not engine.draining and sources.pool.down(engine),
+            "busy": min(1.0, self._busy.of(engine) / span_s) if span_s else None,
+            "family": engine.family if identity is not None else None,
+            "version": identity.version if identity is not None else None,
+            "block_tokens": identity.block_tokens if identity is not None else None,
+        }
 
 
 def _by_label(tally: Tally, label: str) -> Counter[str]:
@@ -246,11 +226,3 @@ def _named(grown: Mapping[str, float], prefix: str) -> dict[str, int]:
     return {
         name.removeprefix(prefix): int(n) for name, n in grown.items() if name.startswith(prefix)
     }
-
-
-def _worst(states: set[BreakerState | None]) -> str | None:
-    """The state of a server by the breakers of its ranks: open if one is open."""
-    for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED):
-        if state in states:
-            return state.value
-    return None

@@ -20,11 +20,15 @@ export class Names {
   }
 }
 
+/** The state of its breaker: of several ranks the worst. */
+const circuitOf = ({ circuit, ranks }) => ["open", "half_open"].find((state) => ranks.some((rank) => rank.circuit === state)) ?? circuit ?? "closed";
+
 /** [kind, words] of its state: the kind is one of WORST_FIRST. */
 export const stateOf = (engine) => {
-  if (engine.state === "away") return ["away", "down"];
-  if (engine.state !== "up" || engine.breaker === "closed") return [engine.state, engine.state];
-  const breaker = `breaker ${engine.breaker.replace("_", " ")}`;
+  const circuit = circuitOf(engine);
+  if (engine.status === "away") return ["away", "down"];
+  if (engine.status !== "up" || circuit === "closed") return [engine.status, engine.status];
+  const breaker = `breaker ${circuit.replace("_", " ")}`;
   return ["tripped", engine.down ? `down, ${breaker}` : breaker];
 };
 
@@ -33,7 +37,7 @@ export const worst = (engines) => WORST_FIRST.find((kind) => engines.some((engin
 /** How many engines are up and down, and words on those that are not up. */
 export const tally = (engines) => {
   const down = engines.filter((engine) => engine.down).length;
-  const draining = engines.filter((engine) => engine.state === "draining").length;
+  const draining = engines.filter((engine) => engine.status === "draining").length;
   const others = [down && `${down} down`, draining && `${draining} draining`].filter(Boolean).join(", ");
   return { up: engines.length - down - draining, down, others };
 };
@@ -95,15 +99,15 @@ export class Engines {
         say(more, told);
         attr(more, "title", told);
         attr(more, "class", engine.problem ? "more problem" : "more");
-        say(role, engine.role);
-        attr(role, "class", `chip ${engine.role}`);
+        say(role, engine.worker_type);
+        attr(role, "class", `chip ${engine.worker_type}`);
         say(state, words);
         attr(state, "class", `state ${kind}`);
-        say(load, `${plural(engine.requests, "leg")} · ${count(engine.tokens)} tokens`);
+        say(load, `${plural(engine.load, "leg")} · ${count(engine.tokens)} tokens`);
         say(busy, engine.busy === null ? NONE : percent(engine.busy));
         fill.style.width = `${((engine.busy ?? 0) * 100).toFixed(1)}%`;
-        attr(fill, "class", `fill ${engine.role}`);
-        say(index, engine.index ?? NONE);
+        attr(fill, "class", `fill ${engine.worker_type}`);
+        say(index, engine.index ?? engine.ranks[0]?.index ?? NONE);
         const top = Math.max(1, ...engine.ranks.map((rank) => rank.tokens));
         keptRanks.show(engine.ranks.map((rank) => ({ rank, top })), ({ rank }) => rank.id);
       },
@@ -117,8 +121,8 @@ export class Engines {
       node,
       update: ({ rank, top }) => {
         bar.style.height = `${Math.max(8, (rank.tokens / top) * 100).toFixed(0)}%`;
-        attr(node, "class", rank.breaker && rank.breaker !== "closed" ? "rank tripped" : "rank");
-        const words = `${rank.id}: ${plural(rank.requests, "leg")}, ${count(rank.tokens)} tokens${rank.breaker === "closed" ? "" : `, breaker ${rank.breaker ?? "unknown"}`}`;
+        attr(node, "class", rank.circuit && rank.circuit !== "closed" ? "rank tripped" : "rank");
+        const words = `${rank.id}: ${plural(rank.load, "leg")}, ${count(rank.tokens)} tokens${rank.circuit === "closed" ? "" : `, breaker ${rank.circuit ?? "unknown"}`}`;
         attr(node, "title", words);
         attr(node, "role", "img");
         attr(node, "aria-label", words);

@@ -16,9 +16,9 @@ const one = (engine, names) => {
     id: engine.id,
     name,
     state,
-    words: state === "up" ? plural(engine.requests, "leg") : words,
+    words: state === "up" ? plural(engine.load, "leg") : words,
     busy: engine.busy ?? 0,
-    title: `${name}: ${plural(engine.requests, "leg")} under way, ${count(engine.tokens)} tokens, busy ${percent(engine.busy)}${said}`,
+    title: `${name}: ${plural(engine.load, "leg")} under way, ${count(engine.tokens)} tokens, busy ${percent(engine.busy)}${said}`,
   };
 };
 
@@ -28,7 +28,7 @@ const group = (name, engines) => {
   const same = engines.filter((engine) => stateOf(engine)[0] === state).length;
   const bad = down ? `${down} of ${engines.length} down` : `${same} of ${engines.length} ${WORDS[state]}`;
   const words = state === "up" ? plural(engines.length, "engine") : bad;
-  const legs = engines.reduce((sum, engine) => sum + engine.requests, 0);
+  const legs = engines.reduce((sum, engine) => sum + engine.load, 0);
   const busy = mean(engines.map((engine) => engine.busy));
   const said = state === "up" ? "" : `; ${bad}`;
   return { id: name, name, state, words, busy, title: `${name}: ${plural(engines.length, "engine")}, ${plural(legs, "leg")} under way, busy ${percent(busy)}${said}` };
@@ -59,7 +59,7 @@ const alone = { id: ALONE, name: "no prefill leg", state: "alone", words: "", bu
 export const picture = ({ engines, flows, router }, names) => {
   const only = router.models.length === 1 ? router.models[0] : undefined;
   const side = (role, end) => {
-    const { boxes, boxOf } = pool(engines.filter((engine) => engine.role !== role), names, only);
+    const { boxes, boxOf } = pool(engines.filter((engine) => engine.worker_type !== role), names, only);
     const lost = [...new Set(flows.map((flow) => flow[end]))].filter((id) => id && !boxOf.has(id));
     for (const id of lost) boxOf.set(id, lost.length > MOST ? "removed engines" : id);
     const others = lost.length > MOST ? [gone("removed engines")] : lost.map(gone);
