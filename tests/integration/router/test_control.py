@@ -6,7 +6,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from tests.fakes.engine import FakeEngine
 from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, Site, text
 
@@ -137,23 +136,6 @@ async def test_while_every_breaker_is_open_the_router_says_that_nobody_can_serve
     assert (told.router.state, told.engines[0]["circuit"]) == ("unavailable", "open")
     assert (await here.get("/health"))[0] == 503
     assert told.events[0].kind == "breaker open"
-
-
-async def test_models_are_told_apart(site: Open) -> None:
-    def two_models(engines: list[FakeEngine]) -> None:
-        engines[1].model = "other-model"
-
-    here = await site(0, 2, control_port=0, prepare=two_models)
-    here.decode[1].mode = "held"
-    asked = asyncio.create_task(here.post(text(model="other-model")))
-    await here.decode[1].next_began()
-    told = await snapshot(here)
-    assert {card.name: (card.engines, card.running) for card in told.models} == {
-        "m": (1, 0),
-        "other-model": (1, 1),
-    }
-    here.decode[1].go.set()
-    assert (await asked)[0] == 200
 
 
 async def test_prompts_and_answers_are_never_in_the_document(site: Open) -> None:

@@ -62,8 +62,6 @@ class Minute(msgspec.Struct):
             store_tokens.
         output_tokens: tokens, or events of streams, that clients got.
         ttft_mean_s: from arrival to the first byte; null without requests.
-        errors: failed requests by the status that clients got; "499": the client left.
-        upstream_errors: failed legs by reason, as in `kvrouter:upstream_errors`.
     """
 
     span_s: float
@@ -74,22 +72,6 @@ class Minute(msgspec.Struct):
     store_tokens: int
     output_tokens: int
     ttft_mean_s: float | None
-    errors: dict[str, int]
-    upstream_errors: dict[str, int]
-
-
-class ModelCard(msgspec.Struct):
-    """One of the first 50 models that engines serve.
-
-    Attributes:
-        engines: of the pool that serve it.
-        running: requests in flight; waiting: that wait to begin.
-    """
-
-    name: str
-    engines: int
-    running: int
-    waiting: int
 
 
 class EventCard(msgspec.Struct):
@@ -206,7 +188,6 @@ class Snapshot(msgspec.Struct):
     router: RouterCard
     load: Load
     minute: Minute
-    models: list[ModelCard]
     engines: list[dict[str, Any]]
     events: list[EventCard]
     flows: list[FlowCard]

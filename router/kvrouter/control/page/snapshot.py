@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,18 +14,11 @@ import msgspec
 
 from kvrouter import __version__
 from kvrouter.control.admin import worker_card
-from kvrouter.control.page.model import (
-    SCHEMA,
-    Load,
-    Minute,
-    ModelCard,
-    RouterCard,
-    Snapshot,
-)
+from kvrouter.control.page.model import SCHEMA, Load, Minute, RouterCard, Snapshot
 from kvrouter.control.page.window import Growth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from kvrouter.control.page.board import Board
     from kvrouter.control.page.events import Events
@@ -34,19 +26,13 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.series import Tally
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
 """All requests within this time get the same document."""
-MODELS: Final = 50
-"""Most models that it lists."""
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
-_ERROR: Final = "error "
-_UPSTREAM: Final = "upstream error "
-"""What stands before the code or the reason in the names of counters of errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +103,13 @@ class Snapshots:
     def snapshot(self) -> Snapshot:
         """The document."""
         sources = self.sources
-        engines = sources.pool.all()
         return Snapshot(
             schema=SCHEMA,
             time_s=self.wall(),
             router=self._router(),
             load=sources.load(),
             minute=self._minute(),
-            models=self._models(engines),
-            engines=[self._engine(engine) for engine in engines],
+            engines=[self._engine(engine) for engine in sources.pool.all()],
             events=sources.events.cards(),
             flows=sources.board.flows(),
             requests=sources.board.requests(),
@@ -146,20 +130,16 @@ class Snapshots:
     def _totals(self) -> dict[str, float]:
         metrics, board = self.sources.metrics, self.sources.board
         metrics.settle()
-        errors = _by_label(metrics.errors, "code")
-        upstream = _by_label(metrics.upstream_errors, "reason")
         models = list(metrics.models)
         return {
             "ok": sum(metrics.success.values()),
-            "failed": errors.total(),
+            "failed": sum(metrics.errors.values()),
             "prompt_tokens": sum(one.prompt_tokens for one in models),
             "engine_tokens": sum(one.hit_engine for one in models),
             "store_tokens": sum(one.hit_store for one in models),
             "output_tokens": board.output_tokens(),
             "begun": sum(one.ttft.count for one in models),
             "ttft_s": sum(one.ttft.buckets.sum for one in models),
-            **{_ERROR + code: count for code, count in errors.items()},
-            **{_UPSTREAM + reason: count for reason, count in upstream.items()},
         }
 
     def _router(self) -> RouterCard:
@@ -175,28 +155,13 @@ class Snapshots:
         )
 
     def _minute(self) -> Minute:
-        grown = self._growth.grown()
-        begun = grown.get("begun")
+        grown = self._growth.of
+        begun = grown("begun")
         return Minute(
             span_s=round(self._growth.covered_s, 3),
-            **{name: int(grown.get(name, 0)) for name in _COUNTERS},
-            ttft_mean_s=grown.get("ttft_s", 0.0) / begun if begun else None,
-            errors=_named(grown, _ERROR),
-            upstream_errors=_named(grown, _UPSTREAM),
+            **{name: int(grown(name)) for name in _COUNTERS},
+            ttft_mean_s=grown("ttft_s") / begun if begun else None,
         )
-
-    def _models(self, engines: Sequence[Engine]) -> list[ModelCard]:
-        up = Counter(name for e in engines if e.identity is not None for name in e.identity.models)
-        counts = {one.label: one for one in self.sources.metrics.models}
-        return [
-            ModelCard(
-                name=name,
-                engines=up[name],
-                running=counts[name].running if name in counts else 0,
-                waiting=counts[name].waiting if name in counts else 0,
-            )
-            for name in self.sources.pool.models()[:MODELS]
-        ]
 
     def _engine(self, engine: Engine) -> dict[str, Any]:
         sources, identity, span_s = self.sources, engine.identity, self._busy.covered_s
@@ -211,18 +176,3 @@ class Snapshots:
             "version": identity.version if identity is not None else None,
             "block_tokens": identity.block_tokens if identity is not None else None,
         }
-
-
-def _by_label(tally: Tally, label: str) -> Counter[str]:
-    """Its counts by the values of one label."""
-    place, counts = tally.labels.index(label), Counter[str]()
-    for labels, count in tally.items():
-        counts[labels if isinstance(labels, str) else labels[place]] += count
-    return counts
-
-
-def _named(grown: Mapping[str, float], prefix: str) -> dict[str, int]:
-    """The counters whose names begin with `prefix`, without it."""
-    return {
-        name.removeprefix(prefix): int(n) for name, n in grown.items() if name.startswith(prefix)
-    }

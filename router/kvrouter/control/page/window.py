@@ -32,11 +32,6 @@ class Growth(Generic[Name]):
         first, last = self._readings[0][1], self._readings[-1][1]
         return last.get(name, 0.0) - first.get(name, 0.0)
 
-    def grown(self) -> dict[Name, float]:
-        """Every counter that grew, and its growth."""
-        names = self._readings[-1][1] if self._readings else ()
-        return {name: growth for name in names if (growth := self.of(name))}
-
     @property
     def covered_s(self) -> float:
         """Time between the oldest and the newest reading."""

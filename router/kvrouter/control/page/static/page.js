@@ -6,7 +6,7 @@ import { Flow } from "./flow.js";
 import { clock, NONE, plural, span } from "./format.js";
 import { Requests, Store } from "./tables.js";
 import { Tiles } from "./tiles.js";
-import { Models, Trouble } from "./traffic.js";
+import { Queue } from "./queue.js";
 
 const EVERY_MS = 1000;
 const DEADLINE_MS = 3000;
@@ -17,8 +17,7 @@ const STATES = { ok: "serving", degraded: "degraded", unavailable: "down: nobody
 
 const tiles = new Tiles();
 const flow = new Flow(byId("flow"));
-const models = new Models();
-const trouble = new Trouble();
+const queue = new Queue();
 const engines = new Engines();
 const events = new Events();
 const store = new Store();
@@ -63,8 +62,7 @@ const show = (snapshot) => {
   showHead(snapshot, names);
   tiles.show(snapshot);
   flow.show(snapshot, names);
-  models.show(snapshot);
-  trouble.show(snapshot);
+  queue.show(snapshot);
   engines.show(snapshot, names);
   store.show(snapshot.stores);
   events.show(snapshot.events, names);
