@@ -8,7 +8,7 @@ import pytest
 from tests.vllm.run_inside import run_inside
 from tests.vllm.test_walks import next_vllm
 
-from kvrouter.prefix.events.mapping import PART_KINDS, WHOLE_KINDS, BlockNaming
+from kvrouter.prefix.events.mapping import WHOLE_KINDS, BlockNaming
 from kvrouter.prefix.events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -19,6 +19,17 @@ from kvrouter.prefix.events.messages import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 __all__ = ["next_vllm"]
+
+PART_KINDS = {
+    "sliding_window",
+    "sliding_window_mla",
+    "mamba",
+    "chunked_local_attention",
+    "encoder_only_attention",
+    "cross_attention",
+    "unknown",  # layers of several kinds, or a kind of a plugin
+}
+"""Kinds of cache groups that drop blocks which a prefix still needs, or cannot be told."""
 
 
 def check(python: Path, *paths: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, Field, model_validator
 
 from kvrouter.credentials.tls import server_context
+from kvrouter.options.complaints import about
 from kvrouter.options.types import Port  # noqa: TC001 (pydantic reads it)
 
 if TYPE_CHECKING:
@@ -55,10 +56,8 @@ class PortSettings(BaseModel):
             if self.ssl_keyfile or self.ssl_ca_certs:
                 raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile FILE")
             return None
-        try:
+        with about("--ssl-certfile, --ssl-keyfile, --ssl-ca-certs:"):
             return server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
-        except ValueError as error:
-            raise ValueError(f"--ssl-certfile, --ssl-keyfile, --ssl-ca-certs: {error}") from None
 
     @property
     def admin_host(self) -> str | None:

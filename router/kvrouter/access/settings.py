@@ -10,6 +10,7 @@ from kvrouter.credentials.caller_keys import Key, check_key, joined, plain_keys,
 from kvrouter.credentials.engine_keys import by_engine, read_worker_keys
 from kvrouter.credentials.settings import EngineTrustSettings
 from kvrouter.http.server.cors import read_origins
+from kvrouter.options.complaints import about
 from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 
 
@@ -92,15 +93,11 @@ class AccessSettings(EngineTrustSettings):
         Raises:
             ValueError: they cannot be used; says why in a sentence, and repeats no key.
         """
-        try:
+        with about("--api-key:"):
             given = [check_key(key.get_secret_value()) for key in self.api_key]
-        except ValueError as error:
-            raise ValueError(f"--api-key: {error}") from None
-        try:
+        with about("--api-key-file"):
             listed = read_keys(self.api_key_file) if self.api_key_file else []
             return joined([*plain_keys(list(dict.fromkeys(given))), *listed])
-        except ValueError as error:
-            raise ValueError(f"--api-key-file {error}") from None
 
     def engine_keys(self) -> dict[str, str]:
         """The engines' keys, read now, by `HOST:PORT`; under "" that of all others.
@@ -108,13 +105,9 @@ class AccessSettings(EngineTrustSettings):
         Raises:
             ValueError: as above.
         """
-        try:
+        with about("--worker-api-key:"):
             given = by_engine(key.get_secret_value() for key in self.worker_api_key)
-        except ValueError as error:
-            raise ValueError(f"--worker-api-key: {error}") from None
         if not self.worker_api_key_file:
             return given
-        try:
+        with about("--worker-api-key-file"):
             return by_engine(read_worker_keys(self.worker_api_key_file)) | given
-        except ValueError as error:
-            raise ValueError(f"--worker-api-key-file {error}") from None

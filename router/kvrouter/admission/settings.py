@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field
 
 from kvrouter.admission.tenants import FORWARDED_FOR
 from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
@@ -55,29 +56,21 @@ class AdmissionSettings(BaseModel):
         description="Longest wait for a decode engine while none is available, for example while "
         "engines restart; then a request is answered 503.",
     )
-    tenant_header: str = Field(
+    tenant_header: Annotated[str, AfterValidator(lambda name: name.strip().lower())] = Field(
         default=FORWARDED_FOR,
         description="Header by which --trusted-proxies name the tenant of a request. The queue is "
         "fair between tenants. For any other client, and without the header, the client's "
         "address is the tenant.",
         json_schema_extra={"metavar": "HEADER"},
     )
-    trusted_proxies: Texts = Field(
+    trusted_proxies: Annotated[
+        Texts, AfterValidator(lambda given: [str(each) for each in networks(given)])
+    ] = Field(
         default_factory=list,
         description="Addresses of the proxies in front of the router, as CIDR. The router "
         "believes --tenant-header and X-Forwarded-For from these alone.",
         json_schema_extra={"metavar": "NETWORK"},
     )
-
-    @field_validator("tenant_header")
-    @classmethod
-    def _lower_case(cls, value: str) -> str:
-        return value.strip().lower()
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _networks(cls, value: list[str]) -> list[str]:
-        return [str(network) for network in networks(value)]
 
     @property
     def proxy_networks(self) -> list[IPv4Network | IPv6Network]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, model_validator
 
 from kvrouter.credentials.tls import Trust, client_context, read_certificate
+from kvrouter.options.complaints import about
 from kvrouter.options.types import checked
 
 
@@ -45,10 +46,8 @@ class EngineTrustSettings(BaseModel):
             if self.engine_key_file:
                 raise ValueError("--engine-key-file needs --engine-cert-file FILE")
             return b""
-        try:
+        with about("--engine-cert-file, --engine-key-file:"):
             return read_certificate(self.engine_cert_file, self.engine_key_file)
-        except ValueError as error:
-            raise ValueError(f"--engine-cert-file, --engine-key-file: {error}") from None
 
     def engine_trust(self) -> Trust:
         """What connections to engines need."""

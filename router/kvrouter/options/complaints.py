@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,15 @@ _REMEDIES: Final = {
     "too_short": "give at least {min_length} values",
 }
 """What to do, by the type of pydantic's error; its context fills the braces."""
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Have the sentence of a ValueError begin with `what`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None
 
 
 class UsageError(Exception):

@@ -113,29 +113,16 @@ def _members(path: str) -> list[tuple[str, int, Any]]:
         raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What the environment sets.
-
-    Attributes:
-        values: by the setting's name.
-        variables: names with the model's prefix, in capitals, whether they are settings or not.
-        advice: a sentence about variables of Kubernetes, if there are any.
-    """
-
-    values: Mapping[str, Any]
-    variables: Collection[str]
-    advice: tuple[str, ...] = ()
-
-
-def read_environment(model: type[BaseSettings]) -> Environment:
-    """The variables whose names begin with the prefix of `model`."""
+def read_environment(
+    model: type[BaseSettings],
+) -> tuple[Mapping[str, Any], Collection[str], tuple[str, ...]]:
+    """Values by the setting's name, all variables with the prefix of `model`, and advice."""
     source = EnvSettingsSource(model)
     prefix = source.env_prefix.lower()
     ours = {name: value for name, value in source.env_vars.items() if name.startswith(prefix)}
     links = sorted(name for name, value in ours.items() if _is_service_link(name, value or ""))
     source.env_vars = {name: ours[name] for name in ours.keys() - set(links)}
-    return Environment(source(), [name.upper() for name in source.env_vars], _advice(links))
+    return source(), [name.upper() for name in source.env_vars], _advice(links)
 
 
 def _advice(links: list[str]) -> tuple[str, ...]:
@@ -197,10 +184,10 @@ def load(
         values.update(file.values)
         origins.update({name: f"file {place}" for name, place in file.places.items()})
     prefix = env_prefix(model)
-    found = read_environment(model)
-    problems += _misspelt(prefix, found.variables, known, elsewhere)
-    values.update(found.values)
-    origins.update({name: f"environment {known[name].env}" for name in found.values})
+    found, variables, advice = read_environment(model)
+    problems += _misspelt(prefix, variables, known, elsewhere)
+    values.update(found)
+    origins.update({name: f"environment {known[name].env}" for name in found})
     values.update(flags)
     origins.update(dict.fromkeys(flags, "flag"))
     try:
@@ -211,7 +198,7 @@ def load(
         problems.append("a value is not UTF-8; write it as UTF-8 text")
     if problems:
         raise UsageError(*problems)
-    return Loaded(settings, origins, found.advice)
+    return Loaded(settings, origins, advice)
 
 
 def _misspelt(

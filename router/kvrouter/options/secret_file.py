@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
 
+from kvrouter.options.complaints import about
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.system_errors import reason_of
 
@@ -80,11 +81,7 @@ def secret_of(
         return given
     if given.get_secret_value():
         raise ValueError(f"{flag} and {flag}-file are both given; leave one out")
-    try:
+    with about(f"{flag}-file"):
         text = read_private(path)
-    except ValueError as error:
-        raise ValueError(f"{flag}-file {error}") from None
-    try:
+    with about(f"{flag}-file {path}:"):
         return SecretStr(read(text))
-    except ValueError as error:
-        raise ValueError(f"{flag}-file {path}: {error}") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles, member_address
+from kvrouter.membership.discovery.base import member_address
 
 if TYPE_CHECKING:
     from dns.resolver import Answer, Resolver
@@ -32,12 +32,6 @@ EMPTY_ANSWERS: Final = 3
 _QUESTION: Final[Any] = {"raise_on_no_answer": False, "lifetime": DEADLINE_S, "search": True}
 _QUESTIONS: Final = 16
 """In flight at a time, for the hosts of SRV records."""
-_ROLES: Final = {
-    "prefill": (Role.PREFILL,),
-    "decode": (Role.DECODE,),
-    "both": (Role.PREFILL, Role.DECODE),
-    "store": (Role.STORE,),
-}
 _OPTIONS: Final = frozenset({"role", "interval", "resolver"})
 
 
@@ -63,7 +57,7 @@ class DnsSource:
         options = _options(text, parts.query)
         self._srv = parts.scheme == "srv"
         self._host, self._port = _place(text, srv=self._srv)
-        self._roles = _ROLES[options["role"]]
+        self._role = Role(options["role"])
         self._interval_s = float(options.get("interval", INTERVAL_S))
         given = options.get("resolver")
         self._servers = resolver_address(given) if given is not None else None
@@ -87,8 +81,8 @@ class DnsSource:
                 empty = 0 if addresses else empty + 1
                 if addresses or not known or empty >= EMPTY_ANSWERS:
                     known = bool(addresses)
-                    named = ((a, role) for a in addresses for role in self._roles)
-                    listener.named(both_roles((member_address(a, r), r) for a, r in named))
+                    role = self._role
+                    listener.named({member_address(each, role): role for each in addresses})
             await asyncio.sleep(wait_s)
 
     async def _ask(self) -> tuple[list[str], float]:
@@ -160,8 +154,8 @@ def _options(text: str, query: str) -> dict[str, str]:
     if unknown:
         known = ", ".join(sorted(_OPTIONS))
         raise ValueError(f"discovery {text!r}: no option {min(unknown)!r}; there are {known}")
-    if options.get("role") not in _ROLES:
-        raise ValueError(f"discovery {text!r}: say ?role={' or ?role='.join(_ROLES)}")
+    if options.get("role") not in set(Role):
+        raise ValueError(f"discovery {text!r}: say ?role={' or ?role='.join(Role)}")
     interval = options.get("interval", "1")
     with suppress(ValueError):
         if 0 < float(interval) <= 3600:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles, member_address, too_many
+from kvrouter.membership.discovery.base import both_roles, member_address
 from kvrouter.options.load import UnreadableFile, read_settings_file
 from kvrouter.options.types import split
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 """Between two looks at the file."""
-_ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE, "store": Role.STORE}
+_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.STORE)
 
 Stamp = tuple[int, int, int, int]
 
@@ -76,15 +76,12 @@ def read_members(path: Path) -> Members:
         raise ValueError(file.problems[0])
     if not file.values:
         raise ValueError(f"{path}: it is empty; write `decode: []` where there are no members")
-    members = both_roles(_listed(file))
-    if problem := too_many(members):
-        raise ValueError(f"{path}: {problem}")
-    return members
+    return both_roles(_listed(file))
 
 
 def _listed(file: SettingsFile) -> Iterator[tuple[str, Role]]:
     for name, value in file.values.items():
-        role = _ROLES[name]
+        role = Role(name)
         given = value if isinstance(value, list) else str(value or "")
         try:
             addresses = [member_address(text, role) for text in split(given)]

@@ -34,19 +34,8 @@ DEVICE_MEDIA: Final = (None, "GPU")
 
 WHOLE_KINDS: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of cache groups that keep the whole history, by vLLM's names (`KVCacheSpecKind` of 0.33):
-they say how far a prefix is held. None: the engine names no kind."""
-PART_KINDS: Final = frozenset(
-    {
-        "sliding_window",
-        "sliding_window_mla",
-        "mamba",
-        "chunked_local_attention",
-        "encoder_only_attention",
-        "cross_attention",
-        "unknown",  # layers of several kinds, or a kind of a plugin
-    }
-)
-"""The others: they drop blocks that a prefix still needs, or cannot be told."""
+they say how far a prefix is held. None: the engine names no kind. The others drop blocks that a
+prefix still needs, or cannot be told."""
 
 log = logging.getLogger(__name__)
 
