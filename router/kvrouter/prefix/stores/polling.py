@@ -64,8 +64,6 @@ POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
 BRIEF_S: Final = 0.2
 """For what an engine reused: probably it is not reported again."""
-SILENCE: Final = 3
-"""Landings in a row that bring nothing new. Then the log says what may be wrong."""
 log = logging.getLogger(__name__)
 
 
@@ -192,7 +190,6 @@ class Catalogue(Protocol):
     health_path: ClassVar[str]  # a page that answers 200 with JSON while the store is well
     keeps_engines: ClassVar[bool]  # whether engines need what is asked here, to store and to load
     server: ClassVar[str]  # what the URL must name, for people
-    silence: ClassVar[str]  # why landings may never come, and what helps, for people
     forms: ClassVar[str]  # of the options, for people
 
     def named(self, identity: Identity) -> Identity:
@@ -221,7 +218,6 @@ class PollingView:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     counts: Counter[str] = field(default_factory=Counter, init=False)
     _waiting: int = field(default=0, init=False)
-    _silent: int = field(default=0, init=False)  # landings in a row that brought nothing new
 
     @property
     def clients(self) -> list[HttpPeer]:
@@ -287,7 +283,7 @@ class PollingView:
             outcome = await self._poll(question, max(0.0, until_s - self.clock()))
         finally:
             self._waiting -= 1
-        self._hear(outcome, max(told, before), question)
+        self.counts[outcome] += 1
         if outcome is LandingOutcome.LANDED:
             return LandingResult(outcome, upto, Leases())
         # What an engine says that it computed is put, and would be reported.
@@ -303,15 +299,6 @@ class PollingView:
         if self.catalogue.keeps_engines or not reused or origin is None:
             return 0
         return self.catalogue.possible(min(upto, reused // origin.block_tokens), origin)
-
-    def _hear(self, outcome: LandingOutcome, known: int, question: Question) -> None:
-        self.counts[outcome] += 1
-        away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
-        if away or known >= question.upto:
-            return
-        self._silent = 0 if question.found > known else self._silent + 1
-        if self._silent == SILENCE:
-            log.warning("%s has no news of landings: %s", self.peer.url, self.catalogue.silence)
 
     async def _poll(self, question: Question, limit_s: float) -> LandingOutcome:
         """Look until all is there. No landing takes more than half of the store's time."""

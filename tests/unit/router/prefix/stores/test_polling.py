@@ -20,7 +20,6 @@ from kvrouter.prefix.stores.polling import (
     BRIEF_S,
     LONGEST_PAUSE_S,
     POLLS_PER_S,
-    SILENCE,
     HttpPeer,
     PollingView,
     Question,
@@ -44,7 +43,6 @@ class Script:
     """
 
     server: ClassVar[str] = "a script"
-    silence: ClassVar[str] = "nobody reports"
     forms: ClassVar[str] = "none"
     health_path: ClassVar[str] = "/"
     keeps_engines: ClassVar[bool] = True
@@ -200,24 +198,6 @@ async def test_silence_is_no_missing_kv_unless_the_engine_says_what_it_reused(
         script.at_s = [clock.now] * (blocks % 4)
         landing = await wait(view, reused=reused)
         assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, blocks)
-
-
-async def test_the_log_tells_of_each_silence_and_no_wait_is_shorter_for_it(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    for kind in (Script, Beside):
-        script = kind(clock)
-        view = view_of(script)
-        caplog.clear()
-        for times in (1, 2):
-            begun_s = clock.now
-            for _ in range(2 * SILENCE):
-                await wait(view)
-            assert clock.now - begun_s == pytest.approx(2 * SILENCE * 2.0)
-            assert caplog.messages == [" has no news of landings: nobody reports"] * times
-            script.at_s = [clock.now] * 4
-            await wait(view)
-            script.at_s = []
 
 
 async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
