@@ -112,11 +112,11 @@ class Publisher:
         cache.streams.append(self.stream)
 
     def apply(self, message: Message) -> None:
-        """Apply the next message, when the backlog comes to it."""
+        """Apply the next message, when its turn comes."""
         if self.cache.guessed:
             self._drop_guesses()
         self.cache.heard_s = self._tracker.clock()
-        self._tracker.backlog.add(self, message.batch)
+        self._tracker.apply(self, message.batch)
 
     def act(self, event: Event | None) -> None:
         """Apply an event; None is one of an unknown kind."""
@@ -135,7 +135,7 @@ class Publisher:
     def forget(self) -> None:
         """Forget what the messages so far established."""
         cache = self.cache
-        self._tracker.backlog.drop(self)
+        self._tracker.drop(self)
         self._tracker.blocks.empty(cache.engine, cache.names)
         cache.forgotten = self._tracker.index.forgotten
         cache.guessed = False

@@ -7,10 +7,10 @@ A publisher's `Sequencer` orders its messages, `BlockMapping` applies them. No s
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.prefix.events.backlog import Backlog
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.messages import BadMessage, TooLarge, decode_batch, decode_sequence
@@ -19,14 +19,16 @@ from kvrouter.prefix.events.reorder import Budget, Message
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvrouter.engines.engine import Engine, HashDomain
     from kvrouter.prefix.events.mapping import EventMapping
+    from kvrouter.prefix.events.messages import Batch, Event
     from kvrouter.prefix.events.sequencer import Sequencer
     from kvrouter.prefix.index import PrefixIndex
 
 TOPIC_PREFIX: Final = "kv@"
+TURN_S: Final = 0.002
 HELD_BYTES: Final = 64 << 20
 """Messages of all engines that wait for earlier ones."""
 SILENT_S: Final = 15.0
@@ -52,7 +54,6 @@ class CacheTracker:
             unmapped_blocks; each only grows.
         budget: bytes of messages that wait for earlier ones.
         blocks: applies events.
-        backlog: messages that are still to be applied.
         replays: repeats missing messages; None: nobody does.
         wake: called when `work` is to be called soon.
     """
@@ -71,7 +72,7 @@ class CacheTracker:
         self.blocks: EventMapping = self.mapping or BlockMapping(
             self.index, self.domain, self.max_names, self.counts
         )
-        self.backlog = Backlog(self.clock)
+        self._waiting: deque[tuple[Publisher, Iterator[Event | None]]] = deque()
         self.replays: ReplayRequests | None = None
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
@@ -188,12 +189,31 @@ class CacheTracker:
             publisher.stream.receive(Message(sequence, frames[2], batch))
             self.work()
 
+    def apply(self, publisher: Publisher, batch: Batch) -> None:
+        """Apply a message after those that wait, a few milliseconds at a time."""
+        self._waiting.append((publisher, batch.pieces()))
+
+    def drop(self, publisher: Publisher) -> None:
+        """Forget the messages of `publisher` that are still to be applied."""
+        self._waiting = deque(each for each in self._waiting if each[0] is not publisher)
+
     def work(self) -> bool:
-        """Apply messages for about 2 ms; returns whether any is left, to be called again."""
-        left = self.backlog.run()
-        if left:
-            self.wake()
-        return left
+        """Apply messages for TURN_S; returns whether any is left, to be called again.
+
+        What waits is bounded by the callers: they take no message while any is left, so that there
+        is one, and those that it released (see `Budget`).
+        """
+        until = self.clock() + TURN_S
+        while self._waiting:
+            publisher, pieces = self._waiting[0]
+            for piece in pieces:
+                publisher.act(piece)
+                if self.clock() > until:
+                    self.wake()
+                    return True
+            if self._waiting and self._waiting[0][1] is pieces:
+                self._waiting.popleft()
+        return False
 
     def replayed(self, server: Engine, rank: int, sequence: int, payload: bytes) -> None:
         """Take a message of a replay. Never raises."""
@@ -272,7 +292,7 @@ class CacheTracker:
         cache.streams, cache.heard_s = [], None
         for key, publisher in tuple(self._publishers.items()):
             if publisher.cache is cache:
-                self.backlog.drop(publisher)
+                self.drop(publisher)
                 del self._publishers[key]
 
     def _sender(self, topic: bytes) -> Engine | None:

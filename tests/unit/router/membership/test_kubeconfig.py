@@ -11,7 +11,7 @@ import yaml
 from tests.fakes.pods import write_kubeconfig
 
 from kvrouter.membership.kubernetes.api import ApiFailed
-from kvrouter.membership.kubernetes.credentials import Credentials, credentials_of
+from kvrouter.membership.kubernetes.environment import Credentials, credentials_of
 from kvrouter.membership.kubernetes.kubeconfig import (
     MAX_BYTES,
     first_that_exists,
