@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.control.page.window import Growth
+from kvrouter.control.page.snapshot import Growth
 
 
 class Clock:

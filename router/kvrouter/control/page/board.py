@@ -11,7 +11,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
-from kvrouter.control.page.window import MINUTE_S
 from kvrouter.openai.request import UNREAD
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvrouter.serving.request.context import RequestContext
 
+MINUTE_S: Final = 60.0
 _MODEL: Final = 200
 """Characters of a model's name: a client may ask for any."""
 SHOWN_REQUESTS: Final = 50

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from kvrouter import __version__
 from kvrouter.control.admin import worker_card
+from kvrouter.control.page.board import MINUTE_S, Board
 from kvrouter.control.page.model import SCHEMA, Load, Minute, RouterCard, Snapshot
-from kvrouter.control.page.window import Growth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from kvrouter.control.page.board import Board
     from kvrouter.control.page.events import Events
     from kvrouter.control.page.tiers import StoreWatches
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.telemetry.metrics import Metrics
+
+Name = TypeVar("Name")
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
@@ -33,6 +35,31 @@ FRESH_S: Final = 0.25
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
+
+
+class Growth(Generic[Name]):
+    """Growth of counters, which never fall, within the last minute."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, Mapping[Name, float]]] = deque()
+
+    def note(self, now_s: float, totals: Mapping[Name, float]) -> None:
+        """Add a reading; must be called about once per second."""
+        self._readings.append((now_s, totals))
+        while len(self._readings) > 2 and self._readings[1][0] <= now_s - MINUTE_S:
+            self._readings.popleft()
+
+    def of(self, name: Name) -> float:
+        """Growth of the counter `name`."""
+        if not self._readings:
+            return 0.0
+        first, last = self._readings[0][1], self._readings[-1][1]
+        return last.get(name, 0.0) - first.get(name, 0.0)
+
+    @property
+    def covered_s(self) -> float:
+        """Time between the oldest and the newest reading."""
+        return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
 
 
 @dataclass(frozen=True, slots=True)

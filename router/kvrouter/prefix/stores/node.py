@@ -289,28 +289,21 @@ class NodesView:
 
     async def joins(self, identity: Identity) -> Identity:
         """See `StoreView`. Connectors tell manifests themselves."""
-        if identity.manifest is not None:
-            await self.learn(identity.manifest, identity.groups)
+        manifest, groups = identity.manifest, identity.groups
+        if manifest is not None:
+            await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
         return identity
 
     def promised(self, handoff: Handoff, identity: Identity | None) -> tuple[str | None, int]:
         """As its connector says, which may name blocks otherwise than when the engine joined."""
         joined, manifest = identity.manifest if identity else None, handoff.manifest
         if joined and manifest:  # also the same again: it may have been reset before it restarted
-            self.rename(joined, manifest, handoff.groups)
+            self._manifests.rename(joined, manifest, handoff.groups)
         return manifest, handoff.blocks
 
     def current(self, manifest: str) -> str:
         """See `StoreView`."""
         return self._manifests.current(manifest)
-
-    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
-        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
-        await asyncio.gather(*(view.learn(manifest, groups) for view in self._views.values()))
-
-    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
-        """An engine that joined with one manifest names its blocks by another: match those."""
-        self._manifests.rename(joined, manifest, groups)
 
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""

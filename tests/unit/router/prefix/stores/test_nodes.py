@@ -220,7 +220,8 @@ async def test_an_engine_that_restarted_names_its_blocks_as_when_it_joined_again
 async def test_a_landing_is_awaited_by_the_name_that_the_hand_off_says(make: Make) -> None:
     view, (a, _) = make(1, 1)
     a.registered.append(RENEWED)
-    view.rename(NAME, RENEWED.digest.hex(), ())  # another engine: this one was not reset yet
+    renewed = Handoff(manifest=RENEWED.digest.hex())
+    view.promised(renewed, Identity(("m",), manifest=NAME))  # another engine: this one has not yet
     assert (
         await view.wait(WantedBlocks(NAME, HASHES, 1, node=A), 1.0)
     ).outcome is LandingOutcome.LANDED
@@ -275,7 +276,7 @@ async def test_without_a_landing_the_wait_that_came_farthest_counts(make: Make) 
 
 async def test_a_cancelled_wait_ends_at_every_node(make: Make) -> None:
     view, nodes = make(0, 4)
-    await view.learn(NAME)
+    await view.joins(Identity(("m",), manifest=NAME))
     for node in nodes:
         node.slow = True
     wait = asyncio.create_task(view.wait(WantedBlocks(NAME, HASHES, 4), 1.0))
