@@ -220,11 +220,11 @@ def test_items_leave_in_order_in_envelopes_of_bounded_size() -> None:
     outbox.put("you", SnapshotRequest())
     outbox.put("all", State("last", 0, {}))
     sent = list(outbox.messages())
-    opened = [decode(each.content) for each in sent]
-    assert [each.channel for each in sent[-2:]] == ["you", "all"]
+    opened = [decode(content) for _, content in sent]
+    assert [channel for channel, _ in sent[-2:]] == ["you", "all"]
     assert [e.number for e in opened] == [*range(1, len(opened) - 1), 0, len(opened) - 1]
     assert sum(len(e.items) for e in opened) == 102
-    assert all(len(each.content) < MAX_ENVELOPE_BYTES + 9000 for each in sent)
+    assert all(len(content) < MAX_ENVELOPE_BYTES + 9000 for _, content in sent)
     assert len(outbox) == 0
 
 
