@@ -58,6 +58,12 @@ class LmcacheCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     health_path: ClassVar[str] = "/directory/stats"
     keeps_engines: ClassVar[bool] = False
     server: ClassVar[str] = "the port of LMCache's coordinator"
+    silence: ClassVar[str] = (
+        "LMCache's servers do not report to it (--coordinator-event-reporting), or it missed what "
+        "they reported earlier (it restarted without --checkpoint-path), or world_size or its "
+        "--hash-algorithm is not theirs; with --enable-prompt-tokens-details, engines tell the "
+        "router what they reuse, which then needs no report"
+    )
     forms: ClassVar[str] = "chunk_size=TOKENS, world_size=COUNT and tier=any or l2"
 
     chunk_size: Size = 256

@@ -48,6 +48,9 @@ class MooncakeCatalogue(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     health_path: ClassVar[str] = "/batch_query_keys?keys=-"
     keeps_engines: ClassVar[bool] = True
     server: ClassVar[str] = "the --metrics_port of a Mooncake master"
+    silence: ClassVar[str] = (
+        "puts fail, or its options are not the engines': compare with the master's /get_all_keys"
+    )
     forms: ClassVar[str] = "tp=COUNT, pp=COUNT, groups=0,1, prefix=TEXT and seed=TEXT"
 
     tp: Size = 1

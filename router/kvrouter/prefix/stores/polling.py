@@ -3,12 +3,14 @@
 The router asks whether KV exists, in JSON over HTTP, each time with a deadline. It never reads any.
 
 Why a landing is not simply awaited: LMCache's coordinator hears only of what is put. After its
-restart, or after one report that took longer than 2 s, it never learns what servers hold. So what
-the prefill engine reused counts as there, and where it does not say, all. docs/foreign-stores.md
-has the table. Mooncake's master knows what it holds.
+restart, or after one report that took longer than 2 s, it never learns what servers hold; then each
+prompt on such a prefix would wait for --landing-timeout, and count as missing KV. So what the
+prefill engine reused counts as there, and after `SILENCE` landings in a row that brought nothing
+most are awaited for `BRIEF_S`, one in `SOUNDED` in full. Mooncake's master knows what it holds: its
+landings are awaited as they are.
 
-What a change must keep: an answer that is late or too large costs one question, not the store;
-landings share `POLLS_PER_S`.
+What a change must keep: silence never shortens a wait where a time-out counts as missing KV; an
+answer that is late or too large costs one question, not the store; landings share `POLLS_PER_S`.
 Tried: all token ids with each poll (200 ms of the coordinator's CPU at 128k tokens; by keys 1 ms),
 and landings that poll in turn (beyond 200 at once all of them timed out).
 """
@@ -63,7 +65,12 @@ LONGEST_PAUSE_S: Final = 0.2
 POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
 BRIEF_S: Final = 0.2
-"""For what an engine reused: probably it is not reported again."""
+"""For what will probably never be reported."""
+SILENCE: Final = 3
+"""Landings in a row that bring nothing new. Then most are awaited for `BRIEF_S`, until one comes,
+where a time-out counts as a landing."""
+SOUNDED: Final = 16
+"""One in so many of them is awaited in full."""
 log = logging.getLogger(__name__)
 
 
@@ -190,6 +197,7 @@ class Catalogue(Protocol):
     health_path: ClassVar[str]  # a page that answers 200 with JSON while the store is well
     keeps_engines: ClassVar[bool]  # whether engines need what is asked here, to store and to load
     server: ClassVar[str]  # what the URL must name, for people
+    silence: ClassVar[str]  # why landings may never come, and what helps, for people
     forms: ClassVar[str]  # of the options, for people
 
     def named(self, identity: Identity) -> Identity:
@@ -218,6 +226,8 @@ class PollingView:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     counts: Counter[str] = field(default_factory=Counter, init=False)
     _waiting: int = field(default=0, init=False)
+    _silent: int = field(default=0, init=False)  # landings in a row that brought nothing new
+    _since: int = field(default=0, init=False)  # landings that were awaited during that silence
 
     @property
     def clients(self) -> list[HttpPeer]:
@@ -280,10 +290,12 @@ class PollingView:
         try:
             if told < before:  # perhaps it is put just now: its report needs a moment
                 await self._poll(Question(*asked, before, origin, told), min(BRIEF_S, deadline_s))
-            outcome = await self._poll(question, max(0.0, until_s - self.clock()))
+            left_s = max(0.0, until_s - self.clock())
+            brief = not needed and reused is None and self._is_silent()
+            outcome = await self._poll(question, min(BRIEF_S, left_s) if brief else left_s)
         finally:
             self._waiting -= 1
-        self.counts[outcome] += 1
+        self._hear(outcome, max(told, before), question)
         if outcome is LandingOutcome.LANDED:
             return LandingResult(outcome, upto, Leases())
         # What an engine says that it computed is put, and would be reported.
@@ -299,6 +311,23 @@ class PollingView:
         if self.catalogue.keeps_engines or not reused or origin is None:
             return 0
         return self.catalogue.possible(min(upto, reused // origin.block_tokens), origin)
+
+    def _is_silent(self) -> bool:
+        """Whether landings seem not to come; now and then one is awaited in full all the same."""
+        if self._silent < SILENCE:
+            return False
+        self._since += 1
+        return self._since % SOUNDED != 0
+
+    def _hear(self, outcome: LandingOutcome, known: int, question: Question) -> None:
+        self.counts[outcome] += 1
+        away = self.peer.slow or outcome is LandingOutcome.STORE_AWAY
+        if away or known >= question.upto:
+            return
+        self._silent = 0 if question.found > known else self._silent + 1
+        if self._silent == SILENCE:
+            self._since = 0
+            log.warning("%s has no news of landings: %s", self.peer.url, self.catalogue.silence)
 
     async def _poll(self, question: Question, limit_s: float) -> LandingOutcome:
         """Look until all is there. No landing takes more than half of the store's time."""

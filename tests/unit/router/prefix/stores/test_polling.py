@@ -20,6 +20,8 @@ from kvrouter.prefix.stores.polling import (
     BRIEF_S,
     LONGEST_PAUSE_S,
     POLLS_PER_S,
+    SILENCE,
+    SOUNDED,
     HttpPeer,
     PollingView,
     Question,
@@ -43,6 +45,7 @@ class Script:
     """
 
     server: ClassVar[str] = "a script"
+    silence: ClassVar[str] = "nobody reports"
     forms: ClassVar[str] = "none"
     health_path: ClassVar[str] = "/"
     keeps_engines: ClassVar[bool] = True
@@ -198,6 +201,59 @@ async def test_silence_is_no_missing_kv_unless_the_engine_says_what_it_reused(
         script.at_s = [clock.now] * (blocks % 4)
         landing = await wait(view, reused=reused)
         assert (landing.outcome, landing.blocks) == (LandingOutcome.TIMEOUT, blocks)
+
+
+async def test_few_landings_are_awaited_in_full_while_none_comes(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Beside(clock)
+    view = view_of(script)
+
+    async def took_s() -> float:
+        begun_s = clock.now
+        await wait(view)
+        return clock.now - begun_s
+
+    waits = [await took_s() for _ in range(2 * SOUNDED + 1)]
+    full = [*range(SILENCE), SILENCE + SOUNDED - 1]
+    assert waits == pytest.approx([2.0 if n in full else BRIEF_S for n in range(len(waits))])
+    assert caplog.messages == [" has no news of landings: nobody reports"]
+    script.at_s = [clock.now] * 4
+    await wait(view)
+    script.at_s = []
+    assert [await took_s() for _ in range(SILENCE)] == pytest.approx([2.0] * SILENCE)
+    assert await took_s() == pytest.approx(BRIEF_S)
+    assert len(caplog.messages) == 2
+
+
+async def test_of_landings_that_begin_together_in_silence_one_in_many_is_awaited_in_full(
+    clock: Clock,
+) -> None:
+    view = view_of(Beside(clock))
+    for _ in range(SILENCE):
+        await wait(view)
+    begun_s, ends_s = clock.now, list[float]()
+
+    async def note() -> None:
+        await wait(view, deadline_s=20.0)
+        ends_s.append(clock.now - begun_s)
+
+    await asyncio.gather(*(note() for _ in range(SOUNDED)))
+    assert sum(end_s >= 20.0 for end_s in ends_s) == 1
+
+
+async def test_where_an_engine_says_what_it_reused_silence_shortens_no_wait(clock: Clock) -> None:
+    begun_s, view = clock.now, view_of(Beside(clock))
+    for _ in range(2 * SILENCE):
+        await wait(view, reused=0)
+    assert clock.now - begun_s == pytest.approx(2 * SILENCE * 2.0)
+
+
+async def test_landings_of_a_store_that_engines_need_are_all_awaited_in_full(clock: Clock) -> None:
+    begun_s, view = clock.now, view_of(Script(clock))
+    for _ in range(2 * SILENCE):
+        await wait(view)
+    assert clock.now - begun_s == pytest.approx(2 * SILENCE * 2.0)
 
 
 async def test_a_match_without_an_answer_is_counted(clock: Clock) -> None:
