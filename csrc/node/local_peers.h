@@ -33,7 +33,8 @@ class LocalPeers {
   void take_posts(bool awaited);
   // Counts what was read since the last time.
   void count_uses();
-  // Takes the last posts and uses of a session that ends; returns its lent slots.
+  // Takes the last posts and uses of a session that ends; returns its lent slots, for
+  // Node::end_session to fence.
   std::vector<Slot> end(const Session& session);
 
   // It is copying into lent slots.

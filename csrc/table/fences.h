@@ -24,6 +24,7 @@ class Fences {
     const auto found = fences_.find(id);
     return found == fences_.end() ? -1 : found->second.file.get();
   }
+  // The client is gone: frees its slots.
   void lift(uint64_t id) {
     const auto found = fences_.find(id);
     if (found == fences_.end()) return;

@@ -1,4 +1,4 @@
-"""Settings of the ports: their TLS, and a port for administration and metrics."""
+"""Settings of the ports: TLS, a control port. `--host` and `--port` are in `app/settings.py`."""
 
 from __future__ import annotations
 

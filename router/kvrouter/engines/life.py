@@ -29,7 +29,7 @@ PREFILL_ALONE: Final = 2
 
 @dataclass(slots=True)
 class LifeLimits:
-    """They may change."""
+    """When an engine counts as dead; they may change. `membership/prober.py` asks."""
 
     stall_s: float = 10.0  # without progress
     silence_s: float = 10.0  # without any sign of life

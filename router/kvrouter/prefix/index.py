@@ -73,7 +73,8 @@ class PrefixIndex:
     """What each engine holds, by its KV events or by the router's own legs.
 
     It is a hint: an engine may have evicted since. Beyond `max_blocks` it forgets blocks that were
-    not stored or matched lately. `clear` forgets an engine in O(1); `sweep` frees its number later.
+    not stored or matched lately. Of several cache groups only those with the whole history count
+    (`BlockNaming.counts_for`). `clear` forgets an engine in O(1); `sweep` frees its number later.
     """
 
     def __init__(self, max_blocks: int) -> None:

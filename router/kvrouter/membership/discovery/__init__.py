@@ -1,6 +1,6 @@
 """Service discovery: engines from flags, a file, DNS, Redis or Kubernetes, behind one interface.
 
-`base` is the interface, `merge` combines what all sources name, `follow` runs them.
+`base` is the interface; `follow` runs the sources and combines what they name.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
     from kvrouter.serving.request.context import RequestContext
+MAX_ERRORS: Final = 2
+"""Answers 500 to one request that end its tries, as `--retry-max-attempts` does."""
 
 
 class Counted(StrEnum):
@@ -294,7 +296,7 @@ class Attempts:
         self._errors += failed.failure is Failure.ERROR
         if failed.prove is not None and not (failed.leg is Role.PREFILL and formed):
             self._unproven.append(failed.prove)
-        return failed.row.again and self._errors < 2
+        return failed.row.again and self._errors < MAX_ERRORS
 
     def proven(self) -> None:
         """Another engine does well: count those that failed what it can do."""
