@@ -65,7 +65,7 @@ def build(
     control = make_control_side(core, members, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
     caches = bounded_caches(core, services)
-    for reading in readings(core, members, caches, server, writer):
+    for reading in readings(core, members, services, caches, server, writer):
         core.metrics.add(reading)
     return App(
         live=LiveSettings(

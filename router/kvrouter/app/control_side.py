@@ -14,6 +14,7 @@ from kvrouter.control.gauges import (
     index_gauges,
     index_state,
     node_index_gauges,
+    prefill_queue_gauges,
     request_gauges,
     store_gauges,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
     from kvrouter.prefix.stores.base import StoreView
+    from kvrouter.serving.legs.planning import PrefillQueueWait
     from kvrouter_store.log import LogWriter
 
 
@@ -128,9 +130,10 @@ def bounded_caches(core: Core, services: Services) -> dict[str, BoundedCache]:
     }
 
 
-def readings(
+def readings(  # noqa: PLR0917
     core: Core,
     members: Members,
+    services: Services,
     caches: Mapping[str, BoundedCache],
     server: HttpServer,
     writer: LogWriter | None,
@@ -143,17 +146,9 @@ def readings(
     yield from node_index_gauges(core.nodes.index if core.nodes is not None else None)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
-    queue_wait, engine_wait = core.queue_wait, core.engine_wait
-    waiting: dict[str, Callable[[], int]] = {
-        "capacity": lambda: queue_wait.waiting + core.gates.waiting,
-        "engine": lambda: engine_wait.waiting,
-    }
     yield from counters(counts)
-    yield from request_gauges(waiting, core.budget)
+    yield from _waits(core, services.queue)
     yield from engine_gauges(core.pool, members.compatibility)
-    yield from load_gauges(
-        core.pool, core.metrics, lambda: sum(count() for count in waiting.values())
-    )
     yield from index_gauges(core.pool, core.index, core.tracker)
     yield from cache_readings(caches)
     yield from members.discovery.readings()
@@ -178,4 +173,19 @@ def readings(
         "Lines of the log that were dropped because stderr is not read fast enough.",
         lambda: writer.dropped if writer is not None else 0,
         grows=True,
+    )
+
+
+def _waits(core: Core, queue: PrefillQueueWait | None) -> Iterator[Reading]:
+    """What waits in the router's queues."""
+    waiting: dict[str, Callable[[], int]] = {
+        "capacity": lambda: core.queue_wait.waiting + core.gates.waiting,
+        "engine": lambda: core.engine_wait.waiting,
+    }
+    if queue is not None:
+        waiting["prefill"] = lambda: len(queue.queue.waiting)
+        yield from prefill_queue_gauges(queue.queue)
+    yield from request_gauges(waiting, core.budget)
+    yield from load_gauges(
+        core.pool, core.metrics, lambda: sum(count() for count in waiting.values())
     )

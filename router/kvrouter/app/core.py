@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.admin_token import AdminToken
@@ -24,6 +25,7 @@ from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import NodeIndex
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
+from kvrouter.serving.legs.calls import post
 from kvrouter.serving.legs.leg import EngineClient
 from kvrouter.serving.request.limits import ServingLimits
 from kvrouter.serving.streaming.keep_alive import KeepAlive
@@ -108,7 +110,8 @@ def make_core(settings: RouterSettings) -> Core:
         client=client,
         keep_alive=KeepAlive(settings.sse_keep_alive_interval_s),
         tokens=TokenSource(
-            client.post, LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
+            partial(post, client),
+            LocalTokenizer(settings.tokenizer) if settings.tokenizer else None,
         ),
         hash_cache=HashCache(),
         index=index,
@@ -143,6 +146,7 @@ def limits_of(settings: RouterSettings) -> ServingLimits:
         max_choices=settings.max_choices,
         max_attempts=settings.retry_max_attempts,
         landing_timeout_s=settings.landing_timeout_s,
-        prefill_threshold=settings.prefill_threshold,
+        prefill_threshold=settings.usual_prefill_threshold,
         model_thresholds=settings.model_thresholds,
+        max_predicted_ttft_s=settings.max_predicted_ttft_s,
     )

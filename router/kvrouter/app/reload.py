@@ -48,6 +48,7 @@ RELOADED: Final = frozenset(
         "model_retention_s",
         "recompute_budget_tokens",
         "prefill_threshold",
+        "max_predicted_ttft_s",
         "landing_timeout_s",
         "store",
         "max_choices",

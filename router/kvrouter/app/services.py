@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from kvrouter.canary.sample import Canary
 from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.learnt import LearntPrefixes
+from kvrouter.routing.planner.queue import PrefillQueue
 from kvrouter.routing.policies import make_policy
+from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
 from kvrouter.serving.handler import Completions
@@ -16,6 +18,7 @@ from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead
 from kvrouter.serving.legs.inputs import InputsBuilder
 from kvrouter.serving.legs.leg import Legs
 from kvrouter.serving.legs.orchestrator import Orchestrator
+from kvrouter.serving.legs.planning import PrefillQueueWait
 from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
 from kvrouter.serving.legs.release import Releases
 from kvrouter.serving.passthrough import Passthrough
@@ -36,6 +39,7 @@ class Services:
     completions: Completions
     passthrough: Passthrough
     inputs_builder: InputsBuilder
+    queue: PrefillQueueWait | None  # where prompts wait for prefill engines
     releases: Releases
     canary: Canary | None
 
@@ -44,6 +48,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     """Make them."""
     settings, pool, metrics = core.settings, core.pool, core.metrics
     policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
+    queue = _prefill_queue(core, policy)
     inputs_builder = _inputs_builder(core, policy, in_flight, group)
     landing_waiter = LandingWaiter(
         store=core.store,
@@ -52,7 +57,9 @@ def make_services(core: Core, group: Group | None) -> Services:
         metrics=metrics,
     )
     releases = Releases(pool=pool, families=core.families, client=core.client, metrics=metrics)
-    orchestrator = _orchestrator(core, policy, in_flight, inputs_builder, landing_waiter, releases)
+    orchestrator = _orchestrator(
+        core, policy, queue, in_flight, inputs_builder, landing_waiter, releases
+    )
     resumption = _resumption(core, orchestrator) if settings.resume_streams else None
     sampled = settings.canary_sample_rate > 0
     canary = _canary(core, orchestrator, resumption) if sampled else None
@@ -77,8 +84,29 @@ def make_services(core: Core, group: Group | None) -> Services:
             limits=core.limits,
         ),
         inputs_builder=inputs_builder,
+        queue=queue,
         releases=releases,
         canary=canary,
+    )
+
+
+def _prefill_queue(core: Core, policy: Policy) -> PrefillQueueWait | None:
+    if not isinstance(policy, Planner):
+        return None
+    settings = core.settings
+    fixed = settings.prefill_threshold is not None  # then nothing else decides
+    return PrefillQueueWait(
+        queue=PrefillQueue(
+            core.pool.engines,
+            policy,
+            stall_weight=None if fixed else settings.stall_weight,
+            clock=core.pool.clock,
+        ),
+        pool=core.pool,
+        tenants=core.queue_wait.tenants,
+        deadlines=lambda: core.client.deadlines,
+        limits=core.limits,
+        metrics=core.metrics,
     )
 
 
@@ -141,19 +169,13 @@ def _resumption(core: Core, orchestrator: Orchestrator) -> Resumption:
 def _orchestrator(  # noqa: PLR0917
     core: Core,
     policy: Policy,
+    queue: PrefillQueueWait | None,
     in_flight: InFlightPrefixes,
     inputs_builder: InputsBuilder,
     landing_waiter: LandingWaiter,
     releases: Releases,
 ) -> Orchestrator:
-    legs = Legs(
-        pool=core.pool,
-        families=core.families,
-        client=core.client,
-        inputs_builder=inputs_builder,
-        priorities=PrefillPriorities(core.settings.prefill_priority),
-        metrics=core.metrics,
-    )
+    legs = _legs(core, queue, inputs_builder)
     prefill_phase = PrefillPhase(
         policy=policy,
         families=core.families,
@@ -165,6 +187,7 @@ def _orchestrator(  # noqa: PLR0917
     return Orchestrator(
         pool=core.pool,
         policy=policy,
+        queue=queue,
         families=core.families,
         inputs_builder=inputs_builder,
         legs=legs,
@@ -184,6 +207,18 @@ def _orchestrator(  # noqa: PLR0917
         releases=releases,
         in_flight=in_flight,
         limits=core.limits,
+        metrics=core.metrics,
+    )
+
+
+def _legs(core: Core, queue: PrefillQueueWait | None, inputs_builder: InputsBuilder) -> Legs:
+    return Legs(
+        pool=core.pool,
+        families=core.families,
+        client=core.client,
+        inputs_builder=inputs_builder,
+        priorities=PrefillPriorities(core.settings.prefill_priority),
+        queue=queue.queue if queue is not None else None,
         metrics=core.metrics,
     )
 

@@ -209,13 +209,28 @@ class RouterSettings(
         "--model-alias gives each session one version of a model.",
         json_schema_extra={"metavar": "HEADER", "section": "Routing"},
     )
-    prefill_threshold: int = Field(
-        default=0,
+    prefill_threshold: int | None = Field(
+        default=None,
         ge=0,
         description="Skip the prefill leg if the decode engine has at most this many prompt "
         "tokens to compute, those of other requests included. Tokens that it holds or can load "
-        "do not count.",
+        "do not count. Default: 0; with --policy planner 2048, and longer prompts by "
+        "--stall-weight.",
         json_schema_extra={"metavar": "TOKENS"},
+    )
+    stall_weight: float = Field(
+        default=0.3,
+        ge=0,
+        description="With --policy planner and without --prefill-threshold: a decode engine "
+        "computes a prompt itself if the first token comes sooner by more than this many seconds "
+        "for each second that a stream there pauses for it.",
+        json_schema_extra={"metavar": "SECONDS"},
+    )
+    max_predicted_ttft_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="With --policy planner: answer 429 with Retry-After if the first token is "
+        "predicted to come later than this. 0: never.",
     )
     prefill_priority: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -391,6 +406,12 @@ class RouterSettings(
     def store_nodes(self) -> list[str]:
         """URLs of the store's nodes; empty without a store, or with one of another project."""
         return [url for url in self.store if not is_foreign(url)]
+
+    @property
+    def usual_prefill_threshold(self) -> int:
+        """`prefill_threshold`, or the policy's own."""
+        given = self.prefill_threshold
+        return POLICIES[self.policy].prefill_threshold if given is None else given
 
     @property
     def has_nodes(self) -> bool:

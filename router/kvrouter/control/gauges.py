@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.prefix.stores.base import StoreView
     from kvrouter.prefix.stores.node_index import NodeIndex
+    from kvrouter.routing.planner.queue import PrefillQueue
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -49,7 +50,8 @@ def request_gauges(
     )
     yield _gauge(
         "num_requests_waiting_by_reason",
-        "The same by reason: for other requests to end (capacity), for a decode engine (engine).",
+        "The same by reason: for other requests to end (capacity), for a decode engine (engine), "
+        "for a prefill engine (prefill).",
         lambda: ((reason, count()) for reason, count in waits.items()),
         "reason",
     )
@@ -62,6 +64,15 @@ def request_gauges(
         "recompute_max_tokens",
         "Limit of these tokens: --recompute-budget-tokens.",
         lambda: [((), float(budget.limit_tokens))],
+    )
+
+
+def prefill_queue_gauges(queue: PrefillQueue) -> Iterator[Reading]:
+    """Gauges of the prompts that wait for a prefill engine."""
+    yield _gauge(
+        "prefill_queue_seconds",
+        "Estimated work of the prompts that wait for a prefill engine, for each engine.",
+        queue.wait_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING
 
 from kvrouter.openai.endpoints import GENERATION, KNOWN
@@ -118,6 +119,33 @@ class Identity:
         return next((adapter for adapter in self.adapters if adapter[0] == model), None)
 
 
+@dataclass(slots=True)
+class PrefillLoad:
+    """Prefill legs on an engine, from their plan on; those of other routers as far as they tell."""
+
+    legs: int = 0
+    tokens: int = 0  # to be computed
+    work_s: float = 0.0  # estimated
+    since_s: float = -inf  # when the last one ended, or the first one of these was planned
+    ran_s: float = 0.0  # how long the last one ran, if it was alone then; else 0
+
+    def add(self, tokens: int, work_s: float, now_s: float) -> None:
+        """A leg is planned."""
+        if not self.legs:
+            self.since_s = now_s
+        self.legs += 1
+        self.tokens += tokens
+        self.work_s += work_s
+
+    def end(self, tokens: int, work_s: float, now_s: float) -> None:
+        """A leg has ended."""
+        self.ran_s = now_s - self.since_s if self.legs == 1 else 0.0
+        self.legs -= 1
+        self.tokens -= tokens
+        self.work_s = self.work_s - work_s if self.legs else 0.0
+        self.since_s = now_s
+
+
 @dataclass(eq=False, slots=True)
 class Engine:
     """What a leg can be sent to: a server, or one data-parallel rank of a server with several.
@@ -137,6 +165,7 @@ class Engine:
     tokens: int = 0  # reserved on it, by this router and by others
     remote_tokens: int = 0  # those of them that other routers report
     computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute
+    prefilling: PrefillLoad = field(default_factory=PrefillLoad)
     joins: int = 0  # how often it has joined the pool
     left_for: str = ""  # the cause for which it last left the pool
     left_why: str = ""  # the same in a sentence, where it was found dead

@@ -33,16 +33,23 @@ class Ticket:
     those of the prompt that a decode leg has still to compute.
     """
 
-    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "prefill", "tokens")
+    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "prefill", "tokens", "work_s")
 
-    def __init__(
-        self, pool: EnginePool, engine: Engine, tokens: int, computing_tokens: int, prefill: bool
+    def __init__(  # noqa: PLR0917
+        self,
+        pool: EnginePool,
+        engine: Engine,
+        tokens: int,
+        computing_tokens: int,
+        prefill: bool,
+        work_s: float,
     ) -> None:
         self._pool: EnginePool | None = pool
         self.engine = engine
         self.tokens = tokens
         self.computing_tokens = computing_tokens
         self.prefill = prefill
+        self.work_s = work_s
         self.begun = False
 
     def begin(self) -> None:
@@ -54,8 +61,11 @@ class Ticket:
 
     def computed(self) -> None:
         """The prompt is computed. Idempotent."""
-        self.engine.computing_tokens -= self.computing_tokens
-        self.computing_tokens = 0
+        if self.computing_tokens:
+            self.engine.computing_tokens -= self.computing_tokens
+            self.computing_tokens = 0
+            if self._pool is not None:
+                self._pool.load_fell()
 
     def release(self) -> None:
         """Give the reservation back. Idempotent."""
@@ -83,6 +93,7 @@ class EnginePool:
         self._remove_callbacks: list[Callback] = []
         self._models_callbacks: list[Callback] = []
         self._change_callbacks: list[Callable[[EngineChange, Engine], None]] = []
+        self.load_fell: Callable[[], None] = _nothing  # called when a leg or a computation ended
 
     def on_join(self, callback: Callback) -> None:
         """Call `callback` with each engine that joins; its identity is known."""
@@ -303,17 +314,21 @@ class EnginePool:
         begun: bool = True,
         computing_tokens: int = 0,
         prefill: bool = False,
+        work_s: float = 0.0,
     ) -> Ticket:
         """Count `tokens` and a leg on `engine` until the ticket is released.
 
-        Not `begun`: the leg is only planned, and `Ticket.begin` counts it as in flight.
+        Not `begun`: the leg is only planned, and `Ticket.begin` counts it as in flight. A `prefill`
+        leg is estimated to take `work_s`.
         """
         engine.legs += 1
         engine.tokens += tokens
         engine.computing_tokens += computing_tokens
         if engine.server is not engine:
             engine.server.tokens += tokens
-        ticket = Ticket(self, engine, tokens, computing_tokens, prefill)
+        if prefill:
+            engine.prefilling.add(tokens, work_s, self.clock())
+        ticket = Ticket(self, engine, tokens, computing_tokens, prefill, work_s)
         if begun:
             ticket.begin()
         return ticket
@@ -408,6 +423,9 @@ class EnginePool:
         engine.tokens -= ticket.tokens
         if server is not engine:
             server.tokens -= ticket.tokens
+        if ticket.prefill:
+            engine.prefilling.end(ticket.tokens, ticket.work_s, self.clock())
+        self.load_fell()
         if not ticket.begun:
             return
         engine.requests -= 1
@@ -428,6 +446,10 @@ class EnginePool:
         del self._engines[engine.address]
         _call(self._remove_callbacks, (engine,))
         self._tell("removed", engine)
+
+
+def _nothing() -> None:
+    """Nobody waits for engines to have less load."""
 
 
 def _call(callbacks: Sequence[Callback], engines: Sequence[Engine]) -> None:

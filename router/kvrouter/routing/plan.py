@@ -46,6 +46,7 @@ class Why(StrEnum):
 
     PREFILL = "prefill"
     LITTLE_MISSING = "little missing"
+    SOONER = "sooner"
     NO_PREFILL_ENGINE = "no prefill engine"
     NOT_SPLITTABLE = "not splittable"
     NOT_RENDERED = "not rendered"
@@ -66,6 +67,8 @@ class Plan:
     missing_tokens: int  # those that a prefill leg would spare the decode engine
     why: Why
     computed_tokens: int = 0  # those that the engine which computes the prompt will compute
+    work_s: float = 0.0  # what its prefill leg is estimated to take; 0: not estimated
+    predicted_s: float = 0.0  # from its arrival until the prompt is computed; 0: not predicted
 
     @property
     def lacks_prefill(self) -> bool:

@@ -29,10 +29,12 @@ class LegReservations:
         self._marks = marks_of(hashes) if hashes else ()
         self._tickets: list[Ticket | None] = [None, None]
 
-    def plan(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> Ticket:
+    def plan(
+        self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0, work_s: float = 0
+    ) -> Ticket:
         """Count `leg` (PREFILL or DECODE) on `engine` from now on, and no longer where it was.
 
-        Returns its ticket, which this object owns.
+        A prefill leg is estimated to take `work_s`. Returns its ticket, which this object owns.
         """
         held = self._tickets[leg is Role.DECODE]
         if held is not None:
@@ -46,6 +48,7 @@ class LegReservations:
             begun=False,
             computing_tokens=computing_tokens,
             prefill=leg is Role.PREFILL,
+            work_s=work_s,
         )
         self._in_flight.add(engine, self._marks)
         return ticket

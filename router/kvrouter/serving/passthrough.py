@@ -42,6 +42,7 @@ from kvrouter.openai.response import (
 )
 from kvrouter.routing.plan import Plan, RouteInputs, Why, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
+from kvrouter.serving.legs.calls import call
 from kvrouter.serving.legs.failures import (
     LegFailed,
     Refused,
@@ -145,7 +146,7 @@ class FleetLoad:
         if engine.identity is None or not engine.identity.serves(LOAD):
             return None
         try:
-            status, body = await self.client.call(engine, LOAD, b"")
+            status, body = await call(self.client, engine, LOAD, b"")
             load = orjson.loads(bounded(body))["server_load"] if status == 200 else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -137,6 +137,7 @@ def line_of(
     exchange, request, route = context.exchange, context.request, context.route
     timing, outcome, caller = context.timing, context.outcome, caller_of(exchange)
     read = request is not UNREAD
+    plan = route.plan
     queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
     return RequestLine(
         request_id=context.request_id,
@@ -155,6 +156,7 @@ def line_of(
         cached_tokens=route.cached_tokens,
         generated=outcome.generated,
         plan=context.why,
+        predicted_ms=ms(plan.predicted_s) if plan is not None and plan.predicted_s else None,
         prefill=route.prefill_engine,
         decode=route.decode_engine,
         attempts=route.attempts,

@@ -48,6 +48,7 @@ class RequestLine(Struct, omit_defaults=True, gc=False):
     cached_tokens: int | None = None
     generated: int | None = None
     plan: str | None = None
+    predicted_ms: float | None = None
     prefill: str | None = None
     decode: str | None = None
     attempts: int | None = None

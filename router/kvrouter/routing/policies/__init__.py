@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvrouter.routing.policies.least_tokens import LeastTokens
+from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.routing.policies.round_robin import RoundRobin
 
@@ -21,6 +22,7 @@ POLICIES: Final[Mapping[str, type[Policy]]] = MappingProxyType(
             RoundRobin,
             LeastTokens,
             Prefix,
+            Planner,
         )
     }
 )

@@ -1,4 +1,4 @@
-"""The interface of routing policies. They do no I/O and know no asyncio: simulators run them."""
+"""The interface of routing policies. They do no I/O and know no asyncio."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Policy(Protocol):
     """Which engine it chooses, for the help of `--policy`."""
     needs_hashes: ClassVar[bool]
     """Whether it uses `RouteInputs.matches`, `guesses` or `store_blocks`, which need token ids."""
+    prefill_threshold: ClassVar[int]
+    """Default of `--prefill-threshold`."""
 
     def plan(self, inputs: RouteInputs) -> Plan:
         """Decide. Never raises for valid inputs.

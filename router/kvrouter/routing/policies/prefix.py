@@ -31,12 +31,18 @@ class Prefix:
     name: ClassVar[str] = "prefix"
     summary: ClassVar[str] = "also by the blocks that each engine and the store already hold"
     needs_hashes: ClassVar[bool] = True
+    prefill_threshold: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._turn = 0
 
     def plan(self, inputs: RouteInputs) -> Plan:
         """The cheapest engine of each role; the session's, where nobody holds any of the prompt."""
+        cheapest = self.choice(inputs)
+        return decide(inputs, cheapest(inputs.decode), cheapest)
+
+    def choice(self, inputs: RouteInputs) -> Callable[[Sequence[Engine]], Engine]:
+        """What picks the cheapest of some engines for this prompt."""
         self._turn += 1
         price = connected(inputs, pricing(inputs))
 
@@ -47,7 +53,7 @@ class Prefix:
                 return by_affinity(inputs, in_turn(candidates, self._turn), price)
             return min(in_turn(candidates, self._turn), key=price)
 
-        return decide(inputs, cheapest(inputs.decode), cheapest)
+        return cheapest
 
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
@@ -69,7 +75,7 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
     """
     block_tokens, stored = inputs.block_tokens, inputs.store_blocks
     load = _TOKENS if inputs.prefill and inputs.split else _computing
-    held = _believed(inputs) if inputs.guesses else inputs.matches
+    held = believed(inputs)
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not usable or not (held or stored):
         return load
@@ -91,8 +97,10 @@ def _computing(engine: Engine) -> float:
     return engine.computing_tokens + unknown + DECODE_COST * (engine.tokens - unknown)
 
 
-def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:
+def believed(inputs: RouteInputs) -> Mapping[Engine, int]:
     """Leading blocks that engines hold, by events or by guesses, whichever is more."""
+    if not inputs.guesses:
+        return inputs.matches
     held = dict(inputs.matches)
     for engine, blocks in inputs.guesses.items():
         held[engine] = max(blocks, held.get(engine, 0))

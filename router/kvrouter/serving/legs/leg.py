@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
+    from kvrouter.routing.planner.queue import PrefillQueue
     from kvrouter.routing.prefill_priority import PrefillPriorities
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.request.context import RequestContext, ResponseSink
@@ -45,9 +46,6 @@ KEPT_BYTES: Final = 8 << 20
 """Of other answers, until which another engine can still answer; more is passed on as it comes."""
 _LOOKED_BYTES: Final = 4096
 _EVENT_BYTES: Final = 64 << 10
-_CALL_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
-"""Of calls that are no legs."""
-_POST_FIELDS: Final = b"content-type: application/json\r\n"
 PATHS: Final[Mapping[Kind, str]] = {
     "completion": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -151,32 +149,6 @@ class EngineClient(Judge):
             raise self.failed(engine, long, leg)
         return body
 
-    async def call(
-        self,
-        engine: Engine,
-        path: str,
-        body: bytes,
-        fields: bytes = _POST_FIELDS,
-        deadlines: Deadlines = _CALL_DEADLINES,
-    ) -> tuple[int, bytes]:
-        """Status and body of the answer to a request that is no client's, within seconds.
-
-        Raises OSError if no answer came.
-        """
-        try:
-            answer = await self.send(engine, path, fields, body, deadlines)
-            return answer.status, await answer.read(KEPT_BYTES, deadlines.idle_s)
-        except UpstreamError as error:
-            raise OSError(str(error)) from None
-
-    async def post(self, engine: Engine, path: str, body: bytes, deadline_s: float) -> bytes:
-        """The body of a 200, else as `call`; raises ValueError for any other status."""
-        deadlines = Deadlines(deadline_s, deadline_s, deadline_s)
-        status, content = await self.call(engine, path, body, deadlines=deadlines)
-        if status != 200:
-            raise ValueError(f"{path} answers {status}")
-        return content
-
     def engine_left(self, engine: Engine) -> None:
         """Close its idle connections; those in use end with their legs."""
         connections = self._connections.pop(engine, None)
@@ -243,6 +215,7 @@ class Legs:
     client: EngineClient
     inputs_builder: InputsBuilder  # notes what engines have computed
     priorities: PrefillPriorities  # ranks prefill legs
+    queue: PrefillQueue | None  # learns how long prefill legs take; None: prompts wait in none
     metrics: Metrics  # times legs
 
     async def prefill(
@@ -276,6 +249,9 @@ class Legs:
                 span.end()
         context.route.note_handoff(handoff)
         self.metrics.prefill.observe(ended_s - begun_s)
+        if self.queue is not None and context.route.plan is not None:
+            work_s, took_s = context.route.plan.work_s, engine.prefilling.ran_s
+            self.queue.learn(context.model, tokens, work_s, took_s)
         if handoff.cached_tokens:
             self.metrics.of(context.model).cached_tokens += handoff.cached_tokens
         self.inputs_builder.computed(engine, context.prompt)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead
+    from kvrouter.serving.legs.planning import PrefillQueueWait
     from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.serving.request.limits import ServingLimits
@@ -54,6 +55,7 @@ class Orchestrator:
 
     pool: EnginePool
     policy: Policy  # chooses among them
+    queue: PrefillQueueWait | None  # plans prompts when their turn has come; None: at once
     families: Families  # say in which order an engine's legs go
     inputs_builder: InputsBuilder  # gathers what the policy decides upon
     legs: Legs  # does single legs
@@ -79,11 +81,13 @@ class Orchestrator:
             decode = await self._wait_for_decode(context)
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = await self.inputs_builder.inputs(context, decode, prefill)
-        plan = context.route.follow(self.policy.plan(inputs))
-        context.timing.planned()
-        note_plan(context, plan, inputs, self.metrics)
-        reservations = self._reserve(context, plan)
         try:
+            if self.queue is not None:
+                plan = await self.queue.plan(context, inputs, lambda p: self._bind(context, p))
+            else:
+                plan = self._bind(context, self.policy.plan(inputs))
+            context.timing.planned()
+            note_plan(context, plan, inputs, self.metrics)
             if self.families.of(plan.decode).order is LegOrder.CONCURRENT:
                 await self._run_concurrently(context, sink, plan, inputs)
                 return
@@ -92,10 +96,11 @@ class Orchestrator:
                 self._count_missing_prefill(context, plan)
             elif self.ahead is None or (pending := self.ahead.announce(context, plan)) is None:
                 await self.prefill_phase.run(context, inputs, plan)
-                self._rebind(context, reservations, inputs)
+                self._rebind(context, inputs)
             await self._decode(context, sink, inputs, pending)
         finally:
-            reservations.release()
+            if context.route.reservations is not None:
+                context.route.reservations.release()
             if context.resources.pinned is not None:
                 self.releases.begin(context)
 
@@ -107,27 +112,28 @@ class Orchestrator:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
         return decode
 
-    def _reserve(self, context: RequestContext, plan: Plan) -> LegReservations:
-        """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
+    def _bind(self, context: RequestContext, plan: Plan) -> Plan:
+        """The legs run as `plan` says, and count on their engines from now on. Returns it."""
+        context.route.follow(plan)
         chain = context.prompt.hashes or context.prompt.learnt
         reservations = context.route.reservations
         if reservations is None:
             reservations = LegReservations(self.pool, self.in_flight, chain)
             context.route.reserve(reservations)
         if plan.prefill is not None:
-            reservations.plan(Role.PREFILL, plan.prefill, plan.computed_tokens)
+            tokens, work_s = plan.computed_tokens, plan.work_s
+            reservations.plan(Role.PREFILL, plan.prefill, tokens, work_s=work_s)
         else:
             reservations.end(Role.PREFILL)
         load = decode_tokens(context.request), computing_tokens(context)
         reservations.plan(Role.DECODE, plan.decode, *load)
-        return reservations
+        return plan
 
-    def _rebind(
-        self, context: RequestContext, reservations: LegReservations, inputs: RouteInputs
-    ) -> None:
+    def _rebind(self, context: RequestContext, inputs: RouteInputs) -> None:
         """Choose the decode engine again, if others can load the KV too: loads have changed."""
-        plan, handoff = context.route.plan, context.route.handoff
-        if plan is None or plan.prefill is None or handoff is None:
+        route = context.route
+        plan, handoff, reservations = route.plan, route.handoff, route.reservations
+        if plan is None or plan.prefill is None or handoff is None or reservations is None:
             return
         engines = self._able_to_load(context, plan, plan.prefill, handoff)
         if not engines or (len(engines) == 1 and engines[0] is plan.decode):
@@ -156,7 +162,7 @@ class Orchestrator:
         if left is None:
             return
         inputs, plan, refused = left
-        self._reserve(context, plan)
+        self._bind(context, plan)
         if context.outcome.error or refused is not None:
             self.prefill_phase.recompute(context, plan.missing_tokens, refused)
         self._count_missing_prefill(context, plan)
@@ -241,8 +247,7 @@ class Orchestrator:
         context.resources.unpin()
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
-        plan = context.route.follow(self.policy.plan(inputs))
-        self._reserve(context, plan)
+        plan = self._bind(context, self.policy.plan(inputs))
         if plan.prefill is not None:
             await self.prefill_phase.run(context, inputs, plan)
         elif handed:

@@ -78,6 +78,9 @@ def _route_lines(context: RequestContext) -> bytes:
     if context.endpoint is None:
         hits = sum(share.route.hit_engine + share.route.hit_store for share in shares)
         lines.append(f"x-kvrouter-hit-tokens: {hits}\r\n")
+        plan = context.route.plan
+        if plan is not None and plan.predicted_s:
+            lines.append(f"x-kvrouter-plan: {plan.why}; predicted={plan.predicted_s:.3f}\r\n")
     times = [share.timing for share in shares if share.timing.first_s]
     if times:
         first = min(times, key=attrgetter("first_s"))

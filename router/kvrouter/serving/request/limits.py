@@ -18,6 +18,7 @@ class ServingLimits:
     landing_timeout_s: float  # how long after the prefill leg's answer a landing is awaited
     prefill_threshold: int  # see `RouteInputs`
     model_thresholds: Mapping[str, int]  # of some aliases and models
+    max_predicted_ttft_s: float = 0.0  # a prompt that would wait longer is refused; 0: none is
 
     def follow(self, other: ServingLimits) -> None:
         """Take over the values of `other`."""

@@ -27,8 +27,9 @@ _ASKED: Final = ("temperature", "top_p")
 def note_plan_span(context: RequestContext, plan: Plan, trace: Trace) -> None:
     """Note a span for the plan; it begins with the end of what was noted before it."""
     begun_s = max((span.ended_s for span in trace.spans[1:]), default=context.timing.started_s)
-    found: dict[str, str | int] = {
+    found: dict[str, str | int | float] = {
         "kvrouter.plan": plan.why,
+        "kvrouter.predicted_s": plan.predicted_s,
         "kvrouter.hit_engine_tokens": context.route.hit_engine,
         "kvrouter.hit_store_tokens": context.route.hit_store,
     }

@@ -41,6 +41,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "store_events_connect": "1",
     "store_events_replay": "2",
     "redis": "redis://127.0.0.1:1/0",
+    "policy": "planner",
     "admin": True,
     "otlp_traces_endpoint": "http://127.0.0.1:1",
     "canary_sample_rate": 1,

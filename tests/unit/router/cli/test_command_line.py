@@ -165,12 +165,15 @@ def test_a_wrong_environment_is_told_by_the_variables_name(
         (["--port"], "--port lacks its value; write --port PORT"),
         (["--decode"], "--decode lacks its value; write --decode URL"),
         (["--landing-timeout"], "--landing-timeout lacks its value; write --landing-timeout"),
-        (["--policy"], "write --policy {round_robin,least_tokens,prefix}"),
+        (["--policy"], "write --policy {round_robin,least_tokens,prefix,planner}"),
         (["--config"], "--config lacks its value; write --config FILE"),
         (["--admin=yes"], "--admin takes no value; write it alone"),
         (["--help=serve"], "--help takes no value; write it alone"),
         (["--port", "1", "stray"], "'stray' belongs to no flag; leave it out or name its flag"),
-        (["--policy", "best"], "--policy 'best': give 'round_robin', 'least_tokens' or 'prefix'"),
+        (
+            ["--policy", "best"],
+            "--policy 'best': give 'round_robin', 'least_tokens', 'prefix' or 'planner'",
+        ),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_with_the_remedy(
@@ -194,7 +197,10 @@ def test_a_wrong_flag_is_one_sentence_with_the_remedy(
         ("--routing-logic session", "no flag --routing-logic; use --session-key: with --policy"),
         ("--routing-logic kvaware", "use --policy and --kv-events-connect: prefix; KV events"),
         ("--routing-logic best", "no flag --routing-logic; use --policy: round_robin"),
-        ("--policy cache_aware", "'cache_aware': give 'round_robin', 'least_tokens' or 'prefix'; "),
+        (
+            "--policy cache_aware",
+            "'cache_aware': give 'round_robin', 'least_tokens', 'prefix' or 'planner'; ",
+        ),
         ("--policy manual", "; use --session-key: with --policy prefix"),
         (
             "--prefill http://p:1 8998",

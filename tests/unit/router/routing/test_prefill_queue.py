@@ -1,0 +1,323 @@
+"""Prompts wait at the router, and are bound when a prefill engine is about to be free."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvrouter.engines.engine import Identity, Role
+from kvrouter.engines.pool import EnginePool
+from kvrouter.prefix.in_flight import InFlightPrefixes
+from kvrouter.routing.plan import Plan, RouteInputs, Why
+from kvrouter.routing.planner.queue import HORIZON_S, PrefillQueue, QueuedPrompt, load_s, prefill_s
+from kvrouter.routing.policies.planner import Planner
+from kvrouter.routing.reservations import LegReservations
+
+LONG = 20_000
+IDENTITY = Identity(("m",), block_tokens=16, manifest="x")
+
+
+@dataclass
+class Bench:
+    """A queue before so many engines, and the legs that it bound."""
+
+    prefill: int = 1
+    decode: int = 1
+    stall_weight: float | None = None  # decode engines compute nothing by themselves
+    threshold: int = 0
+    now_s: float = 100.0
+    bound: list[tuple[str, Plan]] = field(default_factory=list)
+    legs: dict[str, LegReservations] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = EnginePool(lambda: self.now_s)
+        self.queue = PrefillQueue(
+            self.pool.engines,
+            Planner(),
+            stall_weight=self.stall_weight,
+            clock=lambda: self.now_s,
+        )
+        roles = [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode
+        self.engines = [self.pool.add(f"e:{port}", role) for port, role in enumerate(roles, 1)]
+        for engine in self.engines:
+            self.pool.join(engine, IDENTITY)
+        for engine in self.engines[self.prefill :]:
+            for _ in range(8):  # streams
+                self.pool.reserve(engine, 1)
+
+    def submit(
+        self, name: str, tokens: int, tenant: str = "", priority: int = 0, stored: int = 0
+    ) -> QueuedPrompt:
+        inputs = RouteInputs(
+            prompt_tokens=tokens,
+            decode=self.pool.engines(Role.DECODE, "m"),
+            prefill=self.pool.engines(Role.PREFILL, "m"),
+            exact=True,
+            block_tokens=16,
+            store_blocks={"x": stored // 16},
+            prefill_threshold=self.threshold,
+            model="m",
+        )
+        prompt = QueuedPrompt(
+            inputs, lambda plan: self.bind(name, plan), self.now_s, tenant, priority
+        )
+        self.queue.submit(prompt)
+        return prompt
+
+    def bind(self, name: str, plan: Plan) -> None:
+        self.bound.append((name, plan))
+        legs = self.legs[name] = LegReservations(self.pool, InFlightPrefixes(), None)
+        if plan.prefill is not None:
+            legs.plan(Role.PREFILL, plan.prefill, plan.computed_tokens, work_s=plan.work_s)
+        legs.plan(Role.DECODE, plan.decode, 1, 0 if plan.prefill else plan.computed_tokens)
+
+    def end(self, name: str) -> None:
+        self.legs.pop(name).release()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.bound]
+
+
+def test_an_idle_engine_takes_a_prompt_at_once() -> None:
+    bench = Bench()
+    bench.submit("a", LONG)
+    assert bench.queue.plan() is None
+    assert bench.names == ["a"]
+    assert bench.engines[0].prefilling.work_s == pytest.approx(prefill_s(LONG, 0))
+
+
+def test_no_long_prompt_waits_on_an_engine() -> None:
+    bench = Bench()
+    bench.submit("a", LONG)
+    bench.submit("b", LONG)
+    while (ring_s := bench.queue.plan()) is not None and ring_s < 100 + prefill_s(LONG, 0):
+        bench.now_s = ring_s
+    assert bench.names == ["a"]
+    bench.end("a")
+    bench.queue.plan()
+    assert bench.names == ["a", "b"]
+
+
+def test_a_leg_is_sent_before_its_engine_is_free_by_the_time_that_it_loads() -> None:
+    bench = Bench()
+    bench.submit("a", 3000)
+    bench.queue.plan()
+    bench.submit("b", 50_000, stored=47_000)
+    while "b" not in bench.names:
+        ring_s = bench.queue.plan()
+        assert ring_s is not None or "b" in bench.names
+        bench.now_s = ring_s or bench.now_s
+    assert HORIZON_S < 100 + prefill_s(3000, 0) - bench.now_s < load_s(47_000)
+
+
+def test_an_engine_that_takes_longer_than_estimated_gets_nothing_more() -> None:
+    bench = Bench()
+    bench.submit("a", LONG)
+    bench.queue.plan()
+    bench.submit("b", LONG)
+    bench.now_s += 10 * prefill_s(LONG, 0)
+    ring_s = bench.queue.plan()
+    assert bench.names == ["a"]
+    assert ring_s is not None
+    assert ring_s > bench.now_s + prefill_s(LONG, 0)
+    bench.end("a")
+    bench.queue.plan()
+    assert bench.names == ["a", "b"]
+
+
+def test_the_shortest_goes_first_until_a_long_one_has_waited_ten_times_its_work() -> None:
+    bench = Bench()
+    bench.submit("running", LONG)
+    bench.queue.plan()
+    bench.submit("long", LONG)
+    bench.submit("short", 5000)
+    bench.now_s += 11 * prefill_s(LONG, 0)
+    bench.submit("late", 5000)
+    for name in ("running", "short", "long"):
+        bench.end(name)
+        bench.queue.plan()
+    assert bench.names == ["running", "short", "long", "late"]
+
+
+def test_short_prompts_share_an_engine() -> None:
+    bench = Bench()
+    for name in "abcdefghijk":
+        bench.submit(name, 200)
+    bench.queue.plan()
+    assert bench.names == list("abcdefghij")  # 2,000 tokens; 200 more would be too many
+
+
+def test_the_lowest_priority_of_clients_goes_first() -> None:
+    bench = Bench()
+    bench.submit("running", LONG)
+    bench.queue.plan()
+    bench.submit("usual", 3000)
+    bench.submit("urgent", LONG, priority=-1)
+    bench.end("running")
+    bench.queue.plan()
+    assert bench.names == ["running", "urgent"]
+
+
+def test_a_tenant_with_many_prompts_does_not_keep_others_waiting() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.submit(f"many {number}", 10_000, tenant="many")
+    bench.submit("other", 12_000, tenant="other")
+    while "other" not in bench.names:
+        bench.queue.plan()
+        bench.now_s += prefill_s(10_000, 0)
+        bench.end(bench.names[-1])
+    assert bench.names.index("other") < 15
+
+
+def test_a_prompt_of_which_little_is_missing_is_computed_by_the_decode_engine() -> None:
+    bench = Bench(threshold=2048)
+    bench.submit("a", 2000)
+    bench.queue.plan()
+    assert bench.bound[0][1].why is Why.LITTLE_MISSING
+
+
+@pytest.mark.parametrize(("weight", "why"), [(0.01, Why.SOONER), (1.0, Why.PREFILL)])
+def test_a_decode_engine_computes_a_prompt_where_that_is_worth_the_pause_of_its_streams(
+    weight: float, why: Why
+) -> None:
+    bench = Bench(stall_weight=weight)
+    bench.submit("running", LONG)
+    bench.pool.engines(Role.DECODE, "m")
+    bench.queue.plan()
+    bench.submit("a", 5000)
+    bench.queue.plan()
+    bench.end("running")
+    bench.queue.plan()
+    assert dict(bench.bound)["a"].why is why
+
+
+def test_who_leaves_the_queue_is_not_bound() -> None:
+    bench = Bench()
+    bench.submit("running", LONG)
+    bench.queue.plan()
+    gone = bench.submit("gone", 3000)
+    bench.submit("here", 5000)
+    bench.queue.withdraw(gone)
+    bench.queue.withdraw(gone)
+    bench.end("running")
+    bench.queue.plan()
+    assert bench.names == ["running", "here"]
+
+
+def test_a_prompt_waits_for_engines_that_are_there_now() -> None:
+    bench = Bench(prefill=2)
+    bench.submit("a", LONG)
+    bench.submit("b", LONG)
+    bench.queue.plan()
+    bench.submit("c", LONG)
+    bench.queue.plan()
+    for engine in bench.engines[:2]:
+        bench.pool.leave(engine)
+    bench.queue.plan()
+    assert dict(bench.bound)["c"].why is Why.NO_PREFILL_ENGINE
+
+
+def test_the_pace_follows_what_long_legs_take() -> None:
+    bench = Bench()
+    for _ in range(200):
+        bench.queue.learn("m", LONG, bench.queue.pace("m") * 1.0, 3.0)
+        bench.queue.learn("m", 100, bench.queue.pace("m") * 1.0, 100.0)  # short: says nothing
+    assert bench.queue.pace("m") == pytest.approx(3.0, rel=0.01)
+    assert bench.queue.pace("other") == 1.0
+
+
+def test_the_wait_is_the_work_before_each_engine() -> None:
+    bench = Bench(prefill=2)
+    for name in "abcd":
+        bench.submit(name, LONG)
+    bench.queue.plan()
+    assert bench.queue.wait_s("m") == pytest.approx(prefill_s(LONG, 0))
+    assert bench.queue.wait_s("other") == 0
+
+
+class Walk(RuleBasedStateMachine):
+    """Prompts come and go, legs end, engines leave and join, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(prefill=3, decode=2, stall_weight=0.3)
+        self.prompts: dict[str, QueuedPrompt] = {}
+        self.number = 0
+        self.ring_s: float | None = None
+
+    def plan(self) -> None:
+        self.ring_s = self.bench.queue.plan()
+
+    @precondition(lambda self: self.bench.pool.engines(Role.DECODE, "m"))
+    @rule(
+        tokens=st.sampled_from([10, 1000, 5000, 100_000]),
+        tenant=st.sampled_from("ab"),
+        priority=st.integers(0, 1),
+    )
+    def submit(self, tokens: int, tenant: str, priority: int) -> None:
+        self.number += 1
+        name = str(self.number)
+        self.prompts[name] = self.bench.submit(name, tokens, tenant, priority)
+        self.plan()
+
+    @precondition(lambda self: self.bench.legs)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.bench.end(data.draw(st.sampled_from(sorted(self.bench.legs))))
+        self.plan()
+
+    @precondition(lambda self: self.bench.queue.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        self.bench.queue.withdraw(data.draw(st.sampled_from(self.bench.queue.waiting)))
+        self.plan()
+
+    @rule(index=st.integers(0, 4))
+    def leave_or_join(self, index: int) -> None:
+        engine = self.bench.engines[index]
+        if engine.identity is None:
+            self.bench.pool.join(engine, IDENTITY)
+        else:
+            self.bench.pool.leave(engine)
+        self.plan()
+
+    @rule(seconds=st.floats(0.001, 20))
+    def wait(self, seconds: float) -> None:
+        until_s = self.bench.now_s + seconds
+        while self.ring_s is not None and self.ring_s <= until_s:
+            assert self.ring_s > self.bench.now_s
+            self.bench.now_s = self.ring_s
+            self.plan()
+        self.bench.now_s = until_s
+
+    @invariant()
+    def every_prompt_is_bound_once_or_waits(self) -> None:
+        names = self.bench.names
+        assert len(names) == len(set(names))
+        waiting = self.bench.queue.waiting
+        assert not any(self.prompts[name] in waiting for name in names)
+
+    @invariant()
+    def nobody_waits_while_an_engine_is_idle(self) -> None:
+        idle = [e for e in self.bench.pool.engines(Role.PREFILL, "m") if not e.prefilling.legs]
+        assert not (self.bench.queue.waiting and idle)
+
+    def teardown(self) -> None:
+        bench = self.bench
+        while bench.legs or bench.queue.waiting:
+            for engine in bench.engines:
+                bench.pool.join(engine, IDENTITY)
+            for name in list(bench.legs):
+                bench.end(name)
+            self.plan()
+        for engine in bench.engines:
+            load = engine.prefilling
+            assert (load.legs, load.tokens, load.work_s) == (0, 0, 0)
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
