@@ -58,6 +58,7 @@ SETUPS = (
     Setup("priority", ("--prefill-threshold", "0"), BY_PRIORITY),
     Setup("local prefill to 1,024", ("--prefill-threshold", "1024"), BY_PRIORITY),
     Setup("local prefill to 2,048", ("--prefill-threshold", "2048"), BY_PRIORITY),
+    Setup("planner", ("--policy", "planner")),
 )
 
 
@@ -101,9 +102,9 @@ async def run(
     return figures(asks, replies, samples, warm_up_s)
 
 
-def measure(setups: Sequence[Setup], seconds: float, seeds: int) -> list[Row]:
+def measure(setups: Sequence[Setup], seconds: float, seeds: int, load: float = LOAD) -> list[Row]:
     """Measure every setup with every seed, in turns."""
-    per_s = rate_of_load(LOAD, ENGINES, SECONDS_PER_TOKEN)
+    per_s = rate_of_load(load, ENGINES, SECONDS_PER_TOKEN)
     runs: dict[str, list[Figures]] = {setup.name: [] for setup in setups}
     for seed in range(1, seeds + 1):
         asks = requests(seed, WARM_UP_S + seconds, per_s)
@@ -133,8 +134,9 @@ def main() -> None:
     """Measure and print."""
     parser = parser_of("benchmarks.planner", __doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, a third of the time")
+    parser.add_argument("--load", type=float, default=LOAD, help="of the prefill engines' capacity")
     given = parser.parse_args()
-    rows = measure(SETUPS, *(QUICK if given.quick else FULL))
+    rows = measure(SETUPS, *(QUICK if given.quick else FULL), given.load)
     print(table(rows))
     told = [{**asdict(row), "figures": row.figures.summary()} for row in rows]
     write_figures(given.json, told)

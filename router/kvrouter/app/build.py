@@ -62,7 +62,7 @@ def build(
     cors = Cors(origins, WORKERS) if origins else None
     at_head = cors.before(gate.at_head) if cors is not None else gate.at_head
     server = HttpServer(gate.handle, settings.limits, at_head, cors)
-    control = make_control_side(core, members, server, board, started)
+    control = make_control_side(core, members, services, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
     caches = bounded_caches(core, services)
     for reading in readings(core, members, services, caches, server, writer):

@@ -54,8 +54,13 @@ class ControlSide:
     events: Events | None  # the same
 
 
-def make_control_side(
-    core: Core, members: Members, server: HttpServer, board: Board | None, started: asyncio.Event
+def make_control_side(  # noqa: PLR0917
+    core: Core,
+    members: Members,
+    services: Services,
+    server: HttpServer,
+    board: Board | None,
+    started: asyncio.Event,
 ) -> ControlSide:
     """Make it, for the public `server`; `board` is there if there is a control port."""
     settings = core.settings
@@ -84,7 +89,7 @@ def make_control_side(
     public, control = split(rows)
     events = Events(members.prober.problem)
     core.pool.on_change(events.engine_changed)
-    snapshots = Snapshots(_sources(core, members, board, events, status))
+    snapshots = Snapshots(_sources(core, members, services.queue, board, events, status))
     page = page_rows(snapshots.document, token)
     web = WebServer(control_app(on_path((*control, *page))))
     return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
@@ -98,7 +103,14 @@ def _lacks(store: StoreView) -> list[str]:
     return [f"the store node {url} is not connected" for url in store.away]
 
 
-def _sources(core: Core, members: Members, board: Board, events: Events, status: Status) -> Sources:
+def _sources(  # noqa: PLR0917
+    core: Core,
+    members: Members,
+    queue: PrefillQueueWait | None,
+    board: Board,
+    events: Events,
+    status: Status,
+) -> Sources:
     store, queue_wait, engine_wait = core.store, core.queue_wait, core.engine_wait
     return Sources(
         pool=core.pool,
@@ -112,7 +124,7 @@ def _sources(core: Core, members: Members, board: Board, events: Events, status:
             running=core.metrics.running,
             limit=queue_wait.limit,
             waiting=queue_wait.waiting + core.gates.waiting,
-            waiting_for_engine=engine_wait.waiting,
+            waiting_for_engine=engine_wait.waiting + (len(queue.queue.waiting) if queue else 0),
             queue_size=engine_wait.size,
         ),
         stores=StoreWatches(lambda: store.clients if store is not None else ()),

@@ -48,7 +48,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     """Make them."""
     settings, pool, metrics = core.settings, core.pool, core.metrics
     policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
-    queue = _prefill_queue(core, policy)
+    queue = _prefill_queue(core, policy, group)
     inputs_builder = _inputs_builder(core, policy, in_flight, group)
     landing_waiter = LandingWaiter(
         store=core.store,
@@ -90,7 +90,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     )
 
 
-def _prefill_queue(core: Core, policy: Policy) -> PrefillQueueWait | None:
+def _prefill_queue(core: Core, policy: Policy, group: Group | None) -> PrefillQueueWait | None:
     if not isinstance(policy, Planner):
         return None
     settings = core.settings
@@ -101,6 +101,7 @@ def _prefill_queue(core: Core, policy: Policy) -> PrefillQueueWait | None:
             policy,
             stall_weight=None if fixed else settings.stall_weight,
             clock=core.pool.clock,
+            is_home=group.is_home if group is not None else None,
         ),
         pool=core.pool,
         tenants=core.queue_wait.tenants,

@@ -128,6 +128,7 @@ class PrefillLoad:
     work_s: float = 0.0  # estimated
     since_s: float = -inf  # when the last one ended, or the first one of these was planned
     ran_s: float = 0.0  # how long the last one ran, if it was alone then; else 0
+    remote: tuple[int, int, float] = (0, 0, 0.0)  # legs, tokens and work of other routers
 
     def add(self, tokens: int, work_s: float, now_s: float) -> None:
         """A leg is planned."""
@@ -144,6 +145,23 @@ class PrefillLoad:
         self.tokens -= tokens
         self.work_s = self.work_s - work_s if self.legs else 0.0
         self.since_s = now_s
+
+    def tell(self, remote: tuple[int, int, float], now_s: float) -> bool:
+        """Other routers have these legs, tokens and work there, in total; whether legs ended."""
+        (legs, tokens, work_s), before = remote, self.remote
+        if not self.legs or legs < before[0]:
+            self.since_s = now_s
+        self.legs += legs - before[0]
+        self.tokens += tokens - before[1]
+        self.work_s += work_s - before[2]
+        self.remote = remote
+        return legs < before[0]
+
+    @property
+    def own(self) -> tuple[int, int, float]:
+        """Legs, tokens and work of this router."""
+        legs, tokens, work_s = self.remote
+        return self.legs - legs, self.tokens - tokens, self.work_s - work_s
 
 
 @dataclass(eq=False, slots=True)

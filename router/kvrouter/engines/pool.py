@@ -333,10 +333,17 @@ class EnginePool:
             ticket.begin()
         return ticket
 
-    def set_remote_tokens(self, engine: Engine, tokens: int) -> None:
-        """Other routers have `tokens` in flight on `engine`, in total; policies count them too."""
+    def set_remote_load(
+        self, engine: Engine, tokens: int, prefills: tuple[int, int, float] = (0, 0, 0.0)
+    ) -> None:
+        """Other routers have `tokens` in flight on `engine`, in total; policies count them too.
+
+        `prefills`: legs, tokens and estimated seconds of their prefill legs there.
+        """
         engine.tokens += tokens - engine.remote_tokens
         engine.remote_tokens = tokens
+        if prefills != engine.prefilling.remote and engine.prefilling.tell(prefills, self.clock()):
+            self.load_fell()
 
     def succeeded(self, engine: Engine) -> None:
         """A leg on `engine` was answered well."""

@@ -27,11 +27,13 @@ from kvrouter.replicas.messages import (
     decode,
 )
 from kvrouter.replicas.outbox import Outbox
-from kvrouter.replicas.peers import Peer, Peers
+from kvrouter.replicas.peers import Peer, Peers, Prefills
+from kvrouter.routing.rendezvous import weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
     from kvrouter.prefix.events.tracker import CacheTracker
@@ -104,7 +106,7 @@ class Group:
         self._tasks: list[asyncio.Task[None]] = []
         self._snapshots: dict[str, Iterator[Item | None]] = {}
         self._asked_s: dict[str, float] = {}
-        self._sent_load: dict[str, int] = {}
+        self._sent_load: tuple[dict[str, int], dict[str, Prefills]] = ({}, {})
         self._sent_changes: list[Change] = []
         self._heartbeat_s = 0.0
         self._sent_s: dict[int, float] = {}
@@ -162,19 +164,31 @@ class Group:
             for engine in self._pool.targets()
             if engine.tokens != engine.remote_tokens
         }
+        prefills = {
+            engine.address: (legs, tokens, max(0, round(1000 * work_s)))
+            for engine in self._pool.targets()
+            for legs, tokens, work_s in (engine.prefilling.own,)
+            if legs
+        }
         changes = self._changes.all()
         due = now >= self._heartbeat_s
-        if not due and load == self._sent_load and changes == self._sent_changes:
+        if not due and (load, prefills) == self._sent_load and changes == self._sent_changes:
             return
         new = due or changes != self._sent_changes
-        self._queue(State(self.name, self._outbox.epoch, load, changes if new else None))
-        self._sent_load, self._sent_changes = load, changes
+        told = changes if new else None
+        self._queue(State(self.name, self._outbox.epoch, load, told, prefills))
+        self._sent_load, self._sent_changes = (load, prefills), changes
         if due:
             self._heartbeat_s = now + HEARTBEAT_S
 
     def _queue(self, item: Item, router: str | None = None) -> None:
         """Queue `item` for one router, or for all."""
         self._outbox.put(self._all_routers if router is None else self._inbox_of(router), item)
+
+    def is_home(self, engine: Engine) -> bool:
+        """Whether this router takes `engine` before others do: rendezvous, as of sessions."""
+        name = engine.address.encode()
+        return all(weight(name, peer.id) < weight(name, self.id) for peer in self.peers)
 
     def _queue_snapshots(self) -> None:
         """Queue some more pieces of the snapshots that others asked for, while there is room."""

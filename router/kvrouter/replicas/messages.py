@@ -60,12 +60,16 @@ class State(msgspec.Struct, tag="s", frozen=True, array_like=True):
         epoch: a new number means that messages of this router were lost.
         load: its tokens in flight by engine or rank; those left out have none.
         changes: all changes that it knows; None if nothing is new.
+        prefills: legs, tokens and estimated milliseconds of its prefill legs, in the same way.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=300)]
     epoch: Number
     load: Annotated[dict[Address, Tokens], msgspec.Meta(max_length=MAX_ADDRESSES)]
     changes: Annotated[list[Change], msgspec.Meta(max_length=MAX_CHANGES)] | None = None
+    prefills: Annotated[
+        dict[Address, tuple[Tokens, Tokens, Tokens]], msgspec.Meta(max_length=MAX_ADDRESSES)
+    ] = {}
 
 
 class Guess(msgspec.Struct, tag="g", frozen=True, array_like=True, gc=False):
@@ -136,5 +140,5 @@ def cost(item: Item) -> int:
     if isinstance(item, Guess):
         return 64 + len(item.ids)
     if isinstance(item, State):
-        return 64 + 40 * len(item.load) + 80 * len(item.changes or ())
+        return 64 + 40 * (len(item.load) + len(item.prefills)) + 80 * len(item.changes or ())
     return 64

@@ -22,6 +22,9 @@ GONE_S: Final = 5.0
 """A router that is silent for longer is gone."""
 MAX_PEERS: Final = 64
 """Messages of further routers are refused."""
+NO_PREFILLS: Final = (0, 0, 0)
+Prefills = tuple[int, int, int]
+"""Legs, tokens and estimated milliseconds."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class Peer:
         number: of its last envelope.
         heard_s: when its last state arrived, on the clock.
         load: its tokens in flight by engine or rank.
+        prefills: see `State.prefills`.
     """
 
     id: str
@@ -43,6 +47,7 @@ class Peer:
     number: int = 0
     heard_s: float = 0.0
     load: Mapping[str, int] = field(default_factory=dict)
+    prefills: Mapping[str, Prefills] = field(default_factory=dict)
 
 
 class Peers:
@@ -73,7 +78,7 @@ class Peers:
                 return None
             peer = self._peers[router] = Peer(router)
         peer.name, peer.heard_s = state.name, self._clock()
-        self._replace(peer, state.load)
+        self._replace(peer, state.load, state.prefills)
         return peer
 
     def expire(self) -> list[Peer]:
@@ -81,8 +86,8 @@ class Peers:
         now, gone = self._clock(), []
         for peer in self:
             age_s = now - peer.heard_s
-            if age_s > FADED_S and peer.load:
-                self._replace(peer, {})
+            if age_s > FADED_S and (peer.load or peer.prefills):
+                self._replace(peer, {}, {})
             if age_s > GONE_S:
                 gone.append(self._peers.pop(peer.id))
         return gone
@@ -93,16 +98,22 @@ class Peers:
         return max((now - peer.heard_s for peer in self._peers.values()), default=0.0)
 
     def engine_joined(self, engine: Engine) -> None:
-        """Count the tokens that others already have in flight on `engine`."""
-        self._pool.set_remote_tokens(engine, self._remote_tokens(engine.address))
+        """Count what others already have on `engine`."""
+        peers = self._peers.values()
+        told = [peer.prefills.get(engine.address, NO_PREFILLS) for peer in peers]
+        legs, tokens, work_ms = (sum(each) for each in zip(NO_PREFILLS, *told, strict=True))
+        self._pool.set_remote_load(
+            engine,
+            sum(peer.load.get(engine.address, 0) for peer in peers),
+            (legs, tokens, work_ms / 1000),
+        )
 
-    def _replace(self, peer: Peer, load: Mapping[str, int]) -> None:
-        before, peer.load = peer.load, load
-        for address in before.keys() | load.keys():
-            if before.get(address, 0) != load.get(address, 0):
-                engine = self._pool.target(address)
-                if engine is not None:
-                    self._pool.set_remote_tokens(engine, self._remote_tokens(address))
-
-    def _remote_tokens(self, address: str) -> int:
-        return sum(peer.load.get(address, 0) for peer in self._peers.values())
+    def _replace(
+        self, peer: Peer, load: Mapping[str, int], prefills: Mapping[str, Prefills]
+    ) -> None:
+        changed = peer.load.items() ^ load.items() | peer.prefills.items() ^ prefills.items()
+        peer.load, peer.prefills = load, prefills
+        for address in {address for address, _ in changed}:
+            engine = self._pool.target(address)
+            if engine is not None:
+                self.engine_joined(engine)

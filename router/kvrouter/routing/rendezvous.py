@@ -49,8 +49,9 @@ def with_room(
 
 def in_order(session: bytes, candidates: Sequence[Engine]) -> Sequence[Engine]:
     """The session's engine first, then the one that it has without that, and so on."""
-    return sorted(candidates, key=lambda engine: _weight(session, engine.address), reverse=True)
+    return sorted(candidates, key=lambda engine: weight(session, engine.address), reverse=True)
 
 
-def _weight(session: bytes, address: str) -> bytes:
+def weight(session: bytes, address: str) -> bytes:
+    """Of an engine for a session: the largest wins."""
     return blake2b(address.encode() + b"\0" + session, digest_size=8).digest()

@@ -94,7 +94,7 @@ async def site() -> AsyncIterator[Open]:
         await each.app.close()
         assert each.app.core.metrics.running == 0
         assert all(
-            e.legs == e.requests == e.tokens == e.computing_tokens == 0
+            e.legs == e.requests == e.tokens == e.computing_tokens == e.prefilling.legs == 0
             for e in each.app.core.pool.all()
         )
     for context in held:

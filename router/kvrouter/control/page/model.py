@@ -41,7 +41,7 @@ class Load(msgspec.Struct):
         running: in flight.
         limit: most requests in flight.
         waiting: for their turn.
-        waiting_for_engine: for a decode engine.
+        waiting_for_engine: for a decode engine, or for a prefill engine to be free.
         queue_size: most requests that may wait.
     """
 

@@ -50,6 +50,10 @@ PRICE_OF_WORK: Final = 1.5
 """Of a second of computation, against one of waiting: another prompt could use it."""
 BEHIND_WEIGHT: Final = 0.3
 """Of a second by which a prompt delays each one that waits behind it."""
+IDLE_S: Final = 0.03
+"""After which an engine takes prompts of any router, not only of the one whose home it is."""
+HOME_S: Final = 1.0
+"""After which a prompt goes to any engine: a router may have no home, or one that is never idle."""
 PACE_STEP: Final = 0.05
 """Of the error of an estimate, towards what legs take."""
 LOOK_AHEAD: Final = 8
@@ -192,6 +196,7 @@ class PrefillQueue:
     policy: Planner  # chooses decode engines
     stall_weight: float | None = 0.3  # None: only `prefill_threshold` spares prompts their leg
     clock: Callable[[], float] = time.monotonic  # that of the engine pool
+    is_home: Callable[[Engine], bool] | None = None  # whether it is ours first; None: all are
     waiting: list[QueuedPrompt] = field(default_factory=list, init=False)  # in order
     _shares: _Shares = field(default_factory=_Shares, init=False)
     _pace: dict[str | None, float] = field(default_factory=dict, init=False)
@@ -273,7 +278,7 @@ class PrefillQueue:
         alone = self._alone(prompt, inputs, option, finish_s)
         if alone is not None:
             return replace(alone, predicted_s=waited_s + alone.predicted_s), 0.0
-        ring_s = self._opens_s(option, rests.now_s)
+        ring_s = self._opens_s(option, rests.now_s, waited_s)
         busy_s = finish_s - rests[option.engine]
         rests[option.engine] = finish_s
         if ring_s > rests.now_s:
@@ -310,9 +315,12 @@ class PrefillQueue:
                     best, least_s = option, price_s
         return best
 
-    def _opens_s(self, option: Option, now_s: float) -> float:
+    def _opens_s(self, option: Option, now_s: float, waited_s: float) -> float:
         """When the engine of `option` may take it, on the clock; at most now: now."""
         load = option.engine.prefilling
+        if waited_s < HOME_S and self.is_home is not None and not self.is_home(option.engine):
+            ours_s = now_s + HOME_S - waited_s
+            return ours_s if load.legs else min(ours_s, max(now_s, load.since_s + IDLE_S))
         if not load.legs or load.tokens + option.computed_tokens <= SHORT_TOKENS:
             return now_s
         if load.legs > 1:

@@ -78,7 +78,7 @@ class Announced:
             self._stored(list(keys), [manifest.block_bytes for manifest in manifests])
 
     def checked(self, seen: Mapping[ObjectKey, Told], there: Sequence[bool]) -> None:
-        """The store has those of `seen` that are `there`. LMCache is told what is new in that.
+        """The store has those of `seen` that are `there`; LMCache is told of new and evicted ones.
 
         Not of objects that were told of since they were `seen`: the store may have answered before.
         """

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +130,30 @@ def test_what_others_have_under_way_is_counted_with_ones_own() -> None:
     peers.update(YOU, State("", 0, {}))
     ticket.release()
     assert (engine.tokens, engine.remote_tokens) == (100, 100)
+
+
+def test_prefill_legs_of_others_count_too_and_their_end_is_told() -> None:
+    now, ends = [100.0], []
+    pool = EnginePool(lambda: now[0])
+    pool.load_fell = lambda: ends.append(now[0])
+    engine, peers = engine_in(pool, "h:1"), Peers(pool)
+    pool.reserve(engine, 10, prefill=True, work_s=0.5)
+    peers.update(YOU, State("", 0, {"h:1": 30}, None, {"h:1": (2, 30, 1500)}))
+    load = engine.prefilling
+    assert (load.legs, load.tokens, load.work_s, load.since_s) == (3, 40, 2.0, 100.0)
+    assert load.own == (1, 10, 0.5)
+    assert not ends
+    now[0] = 101.0
+    peers.update(YOU, State("", 0, {}))
+    assert (load.legs, load.tokens, load.work_s, load.since_s) == (1, 10, 0.5, 101.0)
+    assert ends == [101.0]
+
+
+def test_a_router_that_does_not_tell_its_prefill_legs_has_none() -> None:
+    before = msgspec.msgpack.encode([1, YOU, 1, [["s", "old", 0, {"h:1": 5}, None]]])
+    (state,) = decode(before).items
+    assert isinstance(state, State)
+    assert (state.load, state.prefills) == ({"h:1": 5}, {})
 
 
 def test_an_engine_that_joins_later_has_what_others_sent_it() -> None:

@@ -11,7 +11,14 @@ from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.routing.plan import Plan, RouteInputs, Why
-from kvrouter.routing.planner.queue import HORIZON_S, PrefillQueue, QueuedPrompt, load_s, prefill_s
+from kvrouter.routing.planner.queue import (
+    HORIZON_S,
+    IDLE_S,
+    PrefillQueue,
+    QueuedPrompt,
+    load_s,
+    prefill_s,
+)
 from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.reservations import LegReservations
 
@@ -237,6 +244,36 @@ def test_the_wait_is_the_work_before_each_engine() -> None:
     bench.queue.plan()
     assert bench.queue.wait_s("m") == pytest.approx(prefill_s(LONG, 0))
     assert bench.queue.wait_s("other") == 0
+
+
+def test_an_engine_that_is_the_home_of_another_router_is_taken_once_it_was_idle() -> None:
+    bench = Bench()
+    bench.queue.is_home = lambda _: False
+    bench.submit("a", LONG)
+    bench.queue.plan()
+    bench.end("a")
+    bench.submit("b", LONG)
+    ring_s = bench.queue.plan()
+    assert bench.names == ["a"]
+    assert ring_s == pytest.approx(bench.now_s + IDLE_S)
+    bench.now_s = ring_s
+    bench.queue.plan()
+    assert bench.names == ["a", "b"]
+
+
+def test_a_router_without_a_home_waits_a_second_for_engines_that_are_never_idle() -> None:
+    bench = Bench()
+    bench.queue.is_home = lambda _: False
+    others = bench.pool.reserve(bench.engines[0], LONG, prefill=True, work_s=0.1)
+    bench.submit("a", LONG)
+    while (ring_s := bench.queue.plan() or 0.0) < 101:
+        bench.now_s = ring_s
+    assert ring_s == 101
+    bench.now_s = ring_s
+    bench.queue.plan()
+    others.release()
+    bench.queue.plan()
+    assert bench.names == ["a"]
 
 
 class Walk(RuleBasedStateMachine):
