@@ -10,7 +10,6 @@ from kvrouter.app.control_side import bounded_caches, make_control_side, reading
 from kvrouter.app.core import Core, make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
-from kvrouter.app.reload import LiveSettings
 from kvrouter.app.services import Services, make_services
 from kvrouter.control.admin import PATH as WORKERS
 from kvrouter.control.page.board import Board
@@ -68,18 +67,13 @@ def build(
     for reading in readings(core, members, services, caches, server, writer):
         core.metrics.add(reading)
     return App(
-        live=LiveSettings(
-            settings,
-            core=core,
-            members=members,
-            ports=control.ports,
-            events=control.events,
-        ),
+        settings=settings,
         core=core,
         members=members,
         services=services,
         ports=control.ports,
         snapshots=control.snapshots,
+        events=control.events,
         caches=caches,
         lines=lines,
         exporter=exporter,

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kvrouter.access.ports import Ports
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
-    from kvrouter.app.reload import LiveSettings
     from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.control.page.events import Events
     from kvrouter.control.page.snapshot import Snapshots
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.otlp import Exporter
@@ -35,22 +35,18 @@ log = logging.getLogger(__name__)
 class App:
     """One router. `start`, then `close`; both on the loop that it was built on."""
 
-    live: LiveSettings
+    settings: RouterSettings  # as they are now
     core: Core
     members: Members
     services: Services
     ports: Ports
     snapshots: Snapshots | None  # None: there is no control port
+    events: Events | None  # the same
     caches: Mapping[str, BoundedCache]
     lines: RequestLog | None  # None: requests are not logged
     exporter: Exporter | None  # None: nothing is traced
     started: asyncio.Event  # set once every engine has been probed
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
-
-    @property
-    def settings(self) -> RouterSettings:
-        """The settings as they are now."""
-        return self.live.now
 
     async def start(self) -> int:
         """Open the ports and probe every engine once; returns the public port.

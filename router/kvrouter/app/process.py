@@ -127,7 +127,7 @@ async def _main(
     writer: LogWriter,
 ) -> None:
     app, signals = build(settings, lines, writer), Signals()
-    reload = Reload(app.live, reread)
+    reload = Reload(app, reread)
     try:
         port = await _started(app, signals)
         if port is None:

@@ -15,6 +15,7 @@ from tests.fakes.patience import until
 from tests.integration.router.conftest import Json, Open, Site, metric, text
 
 from kvrouter.app.build import build
+from kvrouter.app.reload import follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.membership.fleet import MAX_ENGINES
@@ -335,7 +336,7 @@ async def test_settings_read_again_change_the_engines_and_nothing_else(site: Ope
     settings = here.app.settings
     async with engines(1) as (fresh,):
         wanted = {"decode": [fresh.address], "prefill": [here.prefill[0].address]}
-        here.app.live.follow(settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
+        follow(here.app, settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
         await until(lambda: len(here.app.core.pool.engines(Role.DECODE)) == 1)
         assert (await here.post(text()))[0] == 200
         assert len(fresh.requests) == 1

@@ -15,6 +15,7 @@ from tests.integration.router.test_keys import Keys
 from tests.integration.router.test_models import listed
 from tests.integration.router.test_passthrough import POSTED, offer, saying
 
+from kvrouter.app.reload import follow
 from kvrouter.engines.engine import Role
 from kvrouter.telemetry.request_log import RequestLog
 from kvrouter_store.identity.chain import root_hash
@@ -222,9 +223,9 @@ async def test_new_weights_move_few_sessions_and_requests_in_flight_go_on(site: 
             found[each] = json.loads(answer)["model"]
         return found
 
-    def follow(*aliases: str) -> None:
+    def weigh(*aliases: str) -> None:
         changed = here.app.settings.model_copy(update={"model_alias": list(aliases)})
-        here.app.live.follow(changed)
+        follow(here.app, changed)
 
     before = await served()
     here.decode[0].mode = "held"
@@ -234,14 +235,14 @@ async def test_new_weights_move_few_sessions_and_requests_in_flight_go_on(site: 
         f"{session} "
     ):
         pass
-    follow("chat=a:80,b:20")
+    weigh("chat=a:80,b:20")
     here.decode[0].go.set()
     assert (await task)[0] == 200
     after = await served()
     changed = {(before[each], after[each]) for each in before if before[each] != after[each]}
     assert changed == {("a", "b")}
     assert FEWEST < sum(before[each] != after[each] for each in before) < MOST
-    follow()
+    weigh()
     assert (await here.post(told(0, 0), "/v1/chat/completions"))[0] == 404
 
 

@@ -12,6 +12,7 @@ from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, Site, text
 from tests.integration.router.test_passthrough import offer, saying
 
+from kvrouter.app.reload import follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.credentials.tls import Trust, server_context
 from kvrouter.engines.engine import Engine, Role
@@ -126,7 +127,7 @@ async def test_a_certificate_that_is_renewed_is_shown_on_new_connections(
     assert (await here.post(text()))[0] == 503
     for old, new in zip(first, authority.sign("router"), strict=True):
         Path(old).write_bytes(Path(new).read_bytes())
-    here.app.live.follow(here.app.live.now)
+    follow(here.app, here.app.settings)
     await until(lambda: here.app.core.pool.engines(Role.DECODE))
     assert (await here.post(text()))[0] == 200
 

@@ -14,6 +14,7 @@ from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, Site, chat, metric, text
 from tests.integration.router.test_passthrough import POSTED, offer, saying, streaming
 
+from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.engines.engine import Engine, Role
@@ -278,7 +279,7 @@ async def test_a_keys_name_is_the_tenant_of_the_queue(site: Open, keys: Keys) ->
 
 
 def reload(here: Site) -> None:
-    here.app.live.follow(here.app.settings)
+    follow(here.app, here.app.settings)
 
 
 async def test_keys_are_changed_without_dropping_a_stream(site: Open, keys: Keys) -> None:
@@ -308,7 +309,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
         assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     keys.path.unlink()
     reload(here)
-    here.app.live.follow(here.app.settings.model_copy(update={"api_key_file": ""}))
+    follow(here.app, here.app.settings.model_copy(update={"api_key_file": ""}))
     assert (await here.post(text()))[0] == 401
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     assert caplog.text.count("the router keeps its keys") == 5
@@ -319,7 +320,7 @@ async def test_a_router_without_keys_can_be_given_some(site: Open, keys: Keys) -
     here = await site()
     assert (await here.post(text(), authorization="Bearer user"))[0] == 200
     given = here.app.settings.model_copy(update={"api_key_file": keys.write(a="")})
-    here.app.live.follow(given)
+    follow(here.app, given)
     assert (await here.post(text(), authorization="Bearer user"))[0] == 401
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     assert [h.get("authorization") for h in here.decode[0].headers] == ["Bearer user", None]

@@ -20,6 +20,7 @@ from tests.integration.router.conftest import Open, Site, text
 
 from kvrouter.access.ports import Ports
 from kvrouter.access.setup import Access
+from kvrouter.app.reload import follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.control.openapi import document
 from kvrouter.credentials.caller_keys import file_line, new_key
@@ -157,7 +158,7 @@ async def test_certificates_are_changed_without_dropping_a_stream(
     await here.decode[0].next_began()
     for name, path in shown(certificates).items():
         Path(path).replace(files[name])
-    here.app.live.follow(here.app.settings)
+    follow(here.app, here.app.settings)
     await ports(here).renewed()
     after = [await asyncio.to_thread(serial, port, certificates) for port in both]
     assert not set(before) & set(after)
@@ -175,12 +176,12 @@ async def test_certificates_that_cannot_be_used_change_nothing(
     files = shown(certificates)
     here = await site(**files)
     Path(files["ssl_certfile"]).write_text("half of a certif")
-    here.app.live.follow(here.app.settings)
+    follow(here.app, here.app.settings)
     await ports(here).renewed()
     assert await status_of(http, f"https://127.0.0.1:{here.port}/health") == 200
     assert "the router keeps its certificates" in caplog.text
     plain = here.app.settings.model_copy(update={"ssl_certfile": "", "ssl_keyfile": ""})
-    here.app.live.follow(plain)
+    follow(here.app, plain)
     assert "restart the router" in caplog.text
     assert await status_of(http, f"https://127.0.0.1:{here.port}/health") == 200
 

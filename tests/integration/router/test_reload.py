@@ -19,7 +19,7 @@ from tests.integration.router.test_passthrough import offer
 from tests.unit.router.admission.test_tenants import request
 
 from kvrouter.app.process import leave
-from kvrouter.app.reload import RELOADED, Reload
+from kvrouter.app.reload import RELOADED, Reload, follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.breaker import BreakerLimits, BreakerState
 from kvrouter.engines.engine import Identity, Role
@@ -48,7 +48,7 @@ def two_models(engines: list[FakeEngine]) -> None:
 
 
 def change(here: Site, **settings: Any) -> None:
-    here.app.live.follow(here.app.settings.model_copy(update=settings))
+    follow(here.app, here.app.settings.model_copy(update=settings))
 
 
 async def held(here: Site, **headers: str) -> "asyncio.Task[Any]":
@@ -128,7 +128,7 @@ async def test_the_admin_token_is_the_one_that_was_read_last(site: Open, tmp_pat
     file.write_text("two\n")
     named = {"prefill": [here.prefill[0].address], "decode": [here.decode[0].address]}
     again = {**named, **DEFAULTS, "admin": True, "admin_token_file": str(file), "port": 0}
-    here.app.live.follow(RouterSettings(**again, control_port=0))
+    follow(here.app, RouterSettings(**again, control_port=0))
     assert await statuses() == [401, 200, 401, 200]
 
 
@@ -434,7 +434,7 @@ async def test_requests_are_served_while_settings_are_read_again(site: Open) -> 
         read.append(here.app.settings.model_copy(update={"queue_size": 7 + len(read)}))
         return read[-1]
 
-    reload = Reload(here.app.live, reread)
+    reload = Reload(here.app, reread)
     for _ in range(5):
         reload.begin()
     assert (await here.post(text()))[0] == 200
@@ -461,7 +461,7 @@ async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
             raise answer
         return answer
 
-    before, reload = here.app.settings, Reload(here.app.live, reread)
+    before, reload = here.app.settings, Reload(here.app, reread)
     reload.begin()
     await until(lambda: "the router keeps its settings: --queue-size: too small" in caplog.text)
     assert here.app.settings is before
