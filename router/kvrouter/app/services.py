@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvrouter.canary.sample import Canary
+from kvrouter.canary.replay import Canary
 from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.learnt import LearntPrefixes
 from kvrouter.routing.planner.queue import PrefillQueue

@@ -15,7 +15,7 @@ from tests.fakes.patience import until
 from kvrouter.app.build import build
 from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
-from kvrouter.canary.sample import MAX_BODY_BYTES
+from kvrouter.canary.replay import MAX_BODY_BYTES
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 

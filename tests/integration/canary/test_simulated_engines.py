@@ -117,7 +117,7 @@ async def test_a_sample_is_drawn_at_the_rate_that_is_asked_for(
     bad = {"verify_kv": False, "kv_corruption_rate": 100}
     async with site(tmp_path, bad, canary_sample_rate=0.5) as here:
         draws = iter([0.0, 0.9] * 30)
-        monkeypatch.setattr("kvrouter.canary.sample.random", lambda: next(draws))
+        monkeypatch.setattr("kvrouter.canary.replay.random", lambda: next(draws))
         for _ in range(60):
             await here.ask()
         assert await here.outcomes(30) == {"diverged": 30}
