@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kvrouter.openai.request import OPEN_ENDED_TOKENS, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-
-    from kvrouter.admission.work import Work
 
 _RISE: Final = 1 / 8
 """Part of each turn by which the level rises above the account that paid for it.
@@ -34,6 +34,24 @@ would wait for ever.
 _MOST_ABSENT: Final = 4096
 _ORDER: Final = attrgetter("priority", "number")
 _SMOOTHING: Final = 0.1
+
+
+class Work(NamedTuple):
+    """Tokens of a request, cached or not: only some engines tell what they found cached."""
+
+    prompt_tokens: int
+    answer_tokens: int  # expected; the true number is known at its end
+
+
+def work_of(request: Request) -> Work:
+    """The work of `request`; each sample of each prompt counts as a request of its own.
+
+    Many clients allow far longer answers than they get. So no answer is expected to be longer than
+    that of a request without max_tokens.
+    """
+    answers = request.n * (1 if request.prompts is None else len(request.prompts))
+    allowed = OPEN_ENDED_TOKENS if request.max_tokens is None else request.max_tokens
+    return Work(request.prompt_tokens * request.n, answers * min(allowed, OPEN_ENDED_TOKENS))
 
 
 class Accounts:

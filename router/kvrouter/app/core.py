@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.admin_token import AdminToken
 from kvrouter.access.setup import Access
-from kvrouter.admission.model_gates import ModelGates
 from kvrouter.admission.recompute_budget import RecomputeBudget
 from kvrouter.admission.tenants import Tenants
-from kvrouter.admission.waiting import EngineWait, QueueWait
+from kvrouter.admission.waiting import EngineWait, ModelGates, QueueWait
 from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool

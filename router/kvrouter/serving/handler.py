@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.access.callers import caller_of
-from kvrouter.admission.work import work_of
+from kvrouter.admission.queue import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.http.server import encoded
@@ -27,8 +27,7 @@ from kvrouter.serving.request.headers import answer_fields, leg_fields
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from kvrouter.admission.model_gates import ModelGates
-    from kvrouter.admission.waiting import EngineWait, QueueWait
+    from kvrouter.admission.waiting import EngineWait, ModelGates, QueueWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.serving.choices.fanout import Fanout

@@ -18,8 +18,7 @@ from hypothesis.stateful import (
 )
 from tests.unit.router.conftest import Clock
 
-from kvrouter.admission.queue import Admission, Turn, Waiting
-from kvrouter.admission.work import Work
+from kvrouter.admission.queue import Admission, Turn, Waiting, Work
 
 PROMPTS = {"long": 32_000, "short": 200}
 

@@ -1,10 +1,8 @@
 """Queues of models with a limit of their own, as the limits change."""
 
-from kvrouter.admission.model_gates import ModelGates
-from kvrouter.admission.queue import Turn, Waiting
+from kvrouter.admission.queue import Turn, Waiting, Work
 from kvrouter.admission.tenants import Tenants
-from kvrouter.admission.waiting import QueueWait
-from kvrouter.admission.work import Work
+from kvrouter.admission.waiting import ModelGates, QueueWait
 from kvrouter.telemetry.metrics import Metrics
 
 

@@ -3,8 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.router.conftest import Clock
 
-from kvrouter.admission.queue import Admission, Turn, Waiting
-from kvrouter.admission.work import Work
+from kvrouter.admission.queue import Admission, Turn, Waiting, Work
 
 WORK = Work(100, 10)
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kvrouter.admission.work import Work, work_of
+from kvrouter.admission.queue import Work, work_of
 from kvrouter.openai.request import OPEN_ENDED_TOKENS, parse
 
 IDS = list(range(1, 9))
