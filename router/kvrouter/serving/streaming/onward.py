@@ -23,19 +23,13 @@ END_BYTES: Final = 1 << 20
 
 
 class Onward:
-    """Body sink of one such answer, whose head the client has.
-
-    Args:
-        exchange: the client's.
-        answer: the engine's.
-    """
+    """Body sink of one such answer, whose head the client has; `held` is its end so far."""
 
     passer = None  # the engine's chunk frames would have to be cut at the end
 
-    def __init__(self, exchange: Exchange, answer: EngineResponse) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._answer = answer
-        self._held = bytearray()
+        self.held = bytearray()
 
     @property
     def paused(self) -> bool:
@@ -44,30 +38,10 @@ class Onward:
 
     def write(self, data: bytes) -> None:
         """Take a piece, and pass on what is certainly not the end."""
-        self._held += data
-        if len(self._held) >= 2 * END_BYTES:
-            self._exchange.write(bytes(self._held[:-END_BYTES]))
-            del self._held[:-END_BYTES]
-
-    async def run(self, idle_s: float, tidy: Callable[[bytes], bytes]) -> bytes:
-        """Pass the body on to its end, which `tidy` changes; returns the end as it came.
-
-        Raises:
-            UpstreamError: it broke off, or stopped for `idle_s`; the client's is cut off too.
-        """
-        self._exchange.throttle = self._answer
-        self._exchange.on_close(self._answer.close)  # before another piece comes
-        try:
-            await self._answer.relay_to(self, idle_s)
-        except UpstreamError:
-            self._exchange.abort()
-            raise
-        finally:
-            self._exchange.throttle = None
-        end = bytes(self._held)
-        self._exchange.write(tidy(end))
-        self._exchange.end()
-        return end
+        self.held += data
+        if len(self.held) >= 2 * END_BYTES:
+            self._exchange.write(bytes(self.held[:-END_BYTES]))
+            del self.held[:-END_BYTES]
 
 
 async def pass_on(
@@ -77,12 +51,24 @@ async def pass_on(
     answer: EngineResponse,
     tidy: Callable[[bytes], bytes],
 ) -> bytes:
-    """Answer a client with such an answer; returns its end, b"" if it broke off."""
-    kind = answer.header(b"content-type") or JSON
+    """Answer a client with such an answer, whose end `tidy` changes; returns the end as it came.
+
+    b"" if it broke off, or stopped for too long: the client's is cut off too.
+    """
+    exchange, kind = context.exchange, answer.header(b"content-type") or JSON
     fields = answer_fields(context)
-    context.exchange.start(answer.status, [("content-type", kind)], fields=fields, hold=True)
+    exchange.start(answer.status, [("content-type", kind)], fields=fields, hold=True)
+    sink, exchange.throttle = Onward(exchange), answer
+    exchange.on_close(answer.close)  # before another piece comes
     try:
-        return await Onward(context.exchange, answer).run(client.deadlines.idle_s, tidy)
+        await answer.relay_to(sink, client.deadlines.idle_s)
     except UpstreamError as error:
+        exchange.abort()
         context.outcome.break_off(str(client.failed(engine, error)))
         return b""
+    finally:
+        exchange.throttle = None
+    end = bytes(sink.held)
+    exchange.write(tidy(end))
+    exchange.end()
+    return end

@@ -25,7 +25,7 @@ from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import PromptTokens
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, ResponseSink, Timing
-from kvrouter.serving.streaming.relay import Relay, begin_events, broke_off, pass_comments
+from kvrouter.serving.streaming.relay import ClientSink, Relay, begin_events, broke_off
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,20 +139,15 @@ class StreamBroken(Exception):
     """A stream broke off after the client had seen some of it; not the fault of the next engine."""
 
 
-class _ResumingSink:
+class _ResumingSink(ClientSink):
     """The sink of such a stream, if it is all of the client's answer."""
 
     def __init__(
         self, client: EngineClient, metrics: Metrics, sent: SentTokens, first: RequestContext
     ) -> None:
-        self._client = client
-        self._metrics = metrics
+        super().__init__(client, metrics)
         self._sent = sent
         self._first = first
-
-    def comments(self, context: RequestContext, events: bytes) -> None:
-        """Pass comments on."""
-        pass_comments(context, events)
 
     async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
         """Pass a stream on, or the rest of one.
@@ -169,8 +164,7 @@ class _ResumingSink:
 
         context.answer_began()
         begin_events(context)
-        gaps = self._metrics.of(context.model).gaps.buckets
-        relay = Relay(exchange, answer, gaps, tidy, every=True)
+        relay = Relay(exchange, answer, self.gaps(context), tidy, every=True)
         self._first.stream = relay
         try:
             await relay.run(self._client.deadlines.idle_s, end=False)
@@ -179,10 +173,6 @@ class _ResumingSink:
         check_end(self._client, engine, sent)
         context.outcome.count_prompt(*relay.prompt_usage)
         context.outcome.end(sent.finish or "unknown")
-
-    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
-        """Never called: such a request streams."""
-        raise NotImplementedError
 
 
 def leave_if_failed(answer: EngineResponse, sent: SentTokens) -> None:
