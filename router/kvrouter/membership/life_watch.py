@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.families.counters import PAGE, tokens_counted
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.life import Look
 from kvrouter.http.deadlines import NEVER
@@ -35,24 +35,25 @@ _LAST_S: Final = 0.6
 """From leaving to the end of the legs: who asks /health learns the cause before the effect."""
 _LATE_S: Final = 1.0
 """A tick so late says that the router itself stood still: what engines sent is still to be read."""
+_TOKENS: Final = re.compile(
+    rb"^(?:vllm|sglang):(?:prompt|generation|realtime)_tokens_total(?:\{(.*)\})? (\d\S*)",
+    re.MULTILINE,
+)
+_RANK: Final = re.compile(rb'\b(?:engine|dp_rank)="(\d+)"')
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
 class LifeWatch:
-    """Looks after all engines of `pool`; its owner calls `start`, then `close`.
-
-    Attributes:
-        connections: all connections to a target.
-        events_s: when a target last sent KV events, on the clock of `lives`; None: never.
-    """
+    """Looks after all engines of `pool`; its owner calls `start`, then `close`."""
 
     pool: EnginePool
     lives: Lives
     client: ProbeClient  # asks engines for their counters
     families: Families  # know how to try a core
-    connections: Callable[[Engine], OpenConnections]
+    connections: Callable[[Engine], OpenConnections]  # all connections to a target
+    # When a target last sent KV events, on the clock of `lives`; None: never.
     events_s: Callable[[Engine], float | None]
 
     def __post_init__(self) -> None:
@@ -150,7 +151,7 @@ class LifeWatch:
     async def _read_counters(self, engine: Engine) -> None:
         deadline_s = min(self.client.timeout_s, self.lives.limits.stall_s / 4)
         try:
-            page = (await self.client.ask(engine, PAGE, None, deadline_s)).body
+            page = (await self.client.ask(engine, "/metrics", None, deadline_s)).body
         except ProbeFailed as error:
             if not 400 <= error.status < 500:
                 for target in engine.targets:
@@ -212,6 +213,25 @@ class LifeWatch:
         """Break off its legs, and whatever is sent to it before it joins again."""
         for target in _targets(engine):
             self.connections(target).cut(Failure.DEAD, engine.left_why or "it is dead")
+
+
+def tokens_counted(page: bytes, target: Engine) -> float | None:
+    """Tokens that `target` has counted so far, by its metrics; None: it counts none.
+
+    Those of its own data-parallel rank, if the page tells ranks apart.
+
+    They show that its core works; the server itself moves none of them. vLLM counts each step
+    (v1/metrics/loggers.py, `counter_generation_tokens`). SGLang's scheduler counts
+    `realtime_tokens` each step or log interval (srt/observability/scheduler_metrics_mixin.py), the
+    others when a request ends.
+    """
+    counts = [(_RANK.search(labels), float(count)) for labels, count in _TOKENS.findall(page)]
+    if not counts:
+        return None
+    own = b"%d" % target.event_rank
+    if target.rank is not None and any(rank and rank[1] == own for rank, _ in counts):
+        counts = [(rank, count) for rank, count in counts if rank and rank[1] == own]
+    return sum(count for _, count in counts)
 
 
 def _targets(engine: Engine) -> Iterator[Engine]:

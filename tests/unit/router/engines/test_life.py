@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.families.counters import tokens_counted
 from kvrouter.engines.life import GAPS, LifeLimits, Lives, Look, Progress, Pulse
 from kvrouter.engines.pool import EnginePool
 
@@ -234,38 +233,8 @@ def test_an_engine_has_stalled_only_after_its_limit_without_an_event(
         assert not progress.stalled or clock() - event_s >= LIMITS.stall_s
 
 
-def page(*lines: str) -> bytes:
-    return "\n".join(("# HELP vllm:prompt_tokens_total Tokens.", *lines, "")).encode()
-
-
 def engine() -> Engine:
     return joined(EnginePool(), "127.0.0.1:1", Role.BOTH)
-
-
-@pytest.mark.parametrize(
-    ("lines", "tokens"),
-    [
-        ((), None),
-        (("vllm:num_requests_running 3.0", "python_gc_objects_collected_total 7.0"), None),
-        (("http_requests_total 9.0", 'vllm:generation_tokens_created{engine="0"} 1.7e+09'), None),
-        (('vllm:generation_tokens_total{engine="0",model_name="m{1}"} 1.5e+06',), 1.5e6),
-        (("vllm:prompt_tokens_total 5.0", "vllm:generation_tokens_total 7.0"), 12.0),
-        (('sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 90',), 90.0),
-    ],
-)
-def test_counters_of_tokens_are_read_by_the_names_of_each_family(
-    lines: tuple[str, ...], tokens: float | None
-) -> None:
-    assert tokens_counted(page(*lines), engine()) == tokens
-
-
-@pytest.mark.parametrize("label", ["engine", "dp_rank"])
-def test_each_rank_has_its_own_counters(label: str) -> None:
-    server = engine()
-    server.set_ranks((0, 1))
-    lines = [f'vllm:generation_tokens_total{{{label}="{rank}"}} {rank + 5}' for rank in (0, 1)]
-    assert [tokens_counted(page(*lines), rank) for rank in server.ranks] == [5, 6]
-    assert tokens_counted(page(*lines), server) == 11
 
 
 def test_an_engine_that_joins_again_is_not_judged_by_its_past(clock: Clock) -> None:

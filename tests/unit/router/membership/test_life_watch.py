@@ -11,7 +11,7 @@ from kvrouter.engines.families import Families
 from kvrouter.engines.life import LifeLimits, Lives
 from kvrouter.engines.pool import EnginePool
 from kvrouter.http.client.open_connections import OpenConnections
-from kvrouter.membership.life_watch import LifeWatch
+from kvrouter.membership.life_watch import LifeWatch, tokens_counted
 from kvrouter.membership.probe_client import ProbeClient
 
 
@@ -98,3 +98,33 @@ async def test_all_ranks_are_cut_off_together(place: Place) -> None:
     for _ in range(4):
         place.pass_s(5)
     assert all(place.opened[rank].cut_off for rank in place.engine.ranks)
+
+
+def page(*lines: str) -> bytes:
+    return "\n".join(("# HELP vllm:prompt_tokens_total Tokens.", *lines, "")).encode()
+
+
+@pytest.mark.parametrize(
+    ("lines", "tokens"),
+    [
+        ((), None),
+        (("vllm:num_requests_running 3.0", "python_gc_objects_collected_total 7.0"), None),
+        (("http_requests_total 9.0", 'vllm:generation_tokens_created{engine="0"} 1.7e+09'), None),
+        (('vllm:generation_tokens_total{engine="0",model_name="m{1}"} 1.5e+06',), 1.5e6),
+        (("vllm:prompt_tokens_total 5.0", "vllm:generation_tokens_total 7.0"), 12.0),
+        (('sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 90',), 90.0),
+    ],
+)
+def test_counters_of_tokens_are_read_by_the_names_of_each_family(
+    lines: tuple[str, ...], tokens: float | None
+) -> None:
+    assert tokens_counted(page(*lines), joined(EnginePool(), "127.0.0.1:1", Role.BOTH)) == tokens
+
+
+@pytest.mark.parametrize("label", ["engine", "dp_rank"])
+def test_each_rank_has_its_own_counters(label: str) -> None:
+    server = joined(EnginePool(), "127.0.0.1:1", Role.BOTH)
+    server.set_ranks((0, 1))
+    lines = [f'vllm:generation_tokens_total{{{label}="{rank}"}} {rank + 5}' for rank in (0, 1)]
+    assert [tokens_counted(page(*lines), rank) for rank in server.ranks] == [5, 6]
+    assert tokens_counted(page(*lines), server) == 11
