@@ -5,7 +5,7 @@ import pytest
 from kvrouter.errors import ApiError
 from kvrouter.openai.form import is_form, read_form
 from kvrouter.openai.media import MEDIUM_TOKENS
-from kvrouter.openai.rename import renamed
+from kvrouter.serving.request.versions import renamed
 
 KIND = "multipart/form-data; boundary=edge"
 NAMED = b'content-disposition: form-data; name="%b"'

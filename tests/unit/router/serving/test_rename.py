@@ -4,8 +4,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.openai.rename import renamed
 from kvrouter.openai.request import parse
+from kvrouter.serving.request.versions import renamed
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
