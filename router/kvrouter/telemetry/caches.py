@@ -12,9 +12,6 @@ from kvrouter.telemetry.series import Reading, Row
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
-__all__ = ["BoundedCache", "CacheUse", "bounds", "cache_readings"]
-
 _TEXTS: Final = {
     "entries": "Entries of a cache: prompts with their token ids (tokens) or block hashes "
     "(block_hashes), marked blocks of prompts in flight (in_flight).",
