@@ -58,29 +58,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request and its answer.
+    """A request and its answer."""
 
-    Attributes:
-        request_id: of the client's request.
-        request: as it arrived.
-        model: as it was resolved.
-        engine: of the decode leg.
-        prefill: address of the engine of the prefill leg; None without one.
-        fields: header lines of its legs.
-        prompt_ids: JSON array of the prompt's tokens, if the decode leg got one.
-        tokens: ids of the answer.
-        at_s: when it ended, on the monotonic clock.
-    """
-
-    request_id: str
-    request: Request
-    model: str
-    engine: Engine
-    prefill: str | None
-    fields: bytes
-    prompt_ids: bytes | None
-    tokens: tuple[int, ...]
-    at_s: float
+    request_id: str  # of the client's request
+    request: Request  # as it arrived
+    model: str  # as it was resolved
+    engine: Engine  # of the decode leg
+    prefill: str | None  # address of the engine of the prefill leg; None without one
+    fields: bytes  # header lines of its legs
+    prompt_ids: bytes | None  # JSON array of the prompt's tokens, if the decode leg got one
+    tokens: tuple[int, ...]  # ids of the answer
+    at_s: float  # when it ended, on the monotonic clock
 
 
 @dataclass(eq=False)

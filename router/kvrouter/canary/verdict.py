@@ -26,17 +26,11 @@ class CanaryOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference of two answers.
+    """The first difference of two answers."""
 
-    Attributes:
-        at: place of the token, from 0.
-        served: token of the client's answer; None: it had ended.
-        alone: token of the replay; None: it had ended.
-    """
-
-    at: int
-    served: int | None
-    alone: int | None
+    at: int  # place of the token, from 0
+    served: int | None  # token of the client's answer; None: it had ended
+    alone: int | None  # token of the replay; None: it had ended
 
 
 def first_difference(served: Sequence[int], alone: Sequence[int]) -> Difference | None:

@@ -32,9 +32,6 @@ class Prober:
     """Watches engines: those that are well join the pool, those that say they are not leave it.
 
     Who does not answer may only be busy: that is noted in `lives`.
-
-    Attributes:
-        joins: takes the identity of an engine before it joins, and completes it.
     """
 
     pool: EnginePool  # of the engines
@@ -42,6 +39,7 @@ class Prober:
     detector: EngineDetector  # identifies engines and checks their health
     interval_s: float  # between two health checks of one engine; may change
     lives: Lives  # of the engines
+    # Takes the identity of an engine before it joins, and completes it.
     joins: Callable[[Identity], Awaitable[Identity]] | None = None
 
     def __post_init__(self) -> None:

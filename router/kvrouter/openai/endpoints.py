@@ -22,24 +22,15 @@ SALTABLE: Final = WITH_LEGS | {RESPONSES}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path of engines.
+    """A path of engines."""
 
-    Attributes:
-        path: where it is.
-        about: what it does, in one sentence.
-        method: with which it is asked.
-        again: whether another engine may be asked after one that may have begun.
-        generates: whether engines compute a prompt for it.
-        computes: whether engines run their model for it.
-        members: the least that its body has: names and an example, for the OpenAPI document.
-    """
-
-    path: str
-    about: str
-    method: str = "POST"
-    again: bool = True
-    generates: bool = False
-    computes: bool = True
+    path: str  # where it is
+    about: str  # what it does, in one sentence
+    method: str = "POST"  # with which it is asked
+    again: bool = True  # whether another engine may be asked after one that may have begun
+    generates: bool = False  # whether engines compute a prompt for it
+    computes: bool = True  # whether engines run their model for it
+    # The least that its body has: names and an example, for the OpenAPI document.
     members: dict[str, object] = field(default_factory=dict)
 
 

@@ -55,34 +55,24 @@ class Exchange:
     Owned by its handler. When the client leaves, `closed` turns true, the callbacks of `on_close`
     run and the handler's task is cancelled, all at once; later writes are dropped. An answer that
     was started but not ended when the handler returns is cut off, so that the client sees it.
-
-    Attributes:
-        method: as sent, upper case.
-        path: as sent, not percent-decoded, without the query and a slash at its end.
-        headers: names in lower case; a repeated header is joined with ", ".
-        body: the whole body; empty until it is there.
-        peer: address of the client, "host:port".
-        principal: what authentication found out about the client; not used in this package.
-        added: header lines, each with its line end, that any answer carries.
-        throttle: pauses and resumes what relays bytes into this exchange.
     """
 
     channel: ServerChannel
-    method: str
-    path: str
+    method: str  # as sent, upper case
+    path: str  # as sent, not percent-decoded, without the query and a slash at its end
     query: str
-    headers: dict[str, str]
-    body: bytes
-    peer: str
+    headers: dict[str, str]  # names in lower case; a repeated header is joined with ", "
+    body: bytes  # the whole body; empty until it is there
+    peer: str  # address of the client, "host:port"
     keep_alive: bool
     http_1_1: bool
     closed: bool = False
     started: bool = False
     ended: bool = False
     status: int = 0
-    throttle: Throttle | None = None
-    principal: object | None = None
-    added: bytes = b""
+    throttle: Throttle | None = None  # pauses and resumes what relays bytes into this exchange
+    principal: object | None = None  # what authentication found out; not used in this package
+    added: bytes = b""  # header lines, each with its line end, that any answer carries
     _callbacks: tuple[Callable[[], None], ...] = ()
     _chunked: bool = False
     _held: bytes = b""

@@ -116,13 +116,12 @@ class HttpServer:
     Attributes:
         at_head: called with each request when its head is there and its turn has come, or None. If
             it answers, the rest of the body is not read, and the connection closes.
-        cors: adds header lines to each answer, or None.
     """
 
     handler: Handler  # answers each request
     limits: Limits = field(default_factory=Limits)  # of each connection, and of all
     at_head: AtHead | None = None
-    cors: Cors | None = None
+    cors: Cors | None = None  # adds header lines to each answer, or None
     incoming_bytes: int = 0  # what has come of bodies that are not whole yet
     draining: bool = False  # whether each answer is the last of its connection
 

@@ -60,17 +60,12 @@ class _StopError(Exception):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Reader:
-    """Finds the requests in what one client sends.
-
-    Attributes:
-        phase: what the next bytes belong to; STOPPED: they are dropped.
-        body_bytes: what has come of the present body.
-    """
+    """Finds the requests in what one client sends."""
 
     limits: Limits  # what is accepted
     requests: Requests  # takes heads and bodies, from within `feed`
-    phase: Phase = Phase.IDLE
-    body_bytes: int = 0
+    phase: Phase = Phase.IDLE  # what the next bytes belong to; STOPPED: they are dropped
+    body_bytes: int = 0  # what has come of the present body
     on_header: Callable[[bytes, bytes], None] = field(init=False)
     _fields: HeaderFields = field(init=False)
     _parser: httptools.HttpRequestParser = field(init=False)

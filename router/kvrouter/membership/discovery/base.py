@@ -27,15 +27,13 @@ class SourceContext:
     """What a source uses of its router.
 
     Attributes:
-        link: the Redis of `--redis`, which the router owns; None: none.
-        prefix: of its keys there.
         bootstrap_ports: by `HOST:PORT`, under "" that of all others; earlier maps win, and a source
             that knows such ports appends a map.
         nodes: the same of URLs of store nodes on the hosts of engines, by `HOST:PORT`.
     """
 
-    link: RedisClient | None = None
-    prefix: str = "kvrouter"
+    link: RedisClient | None = None  # the Redis of `--redis`, which the router owns; None: none
+    prefix: str = "kvrouter"  # of its keys there
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
     nodes: ChainMap[str, str] = field(default_factory=ChainMap)
 

@@ -35,20 +35,16 @@ class ApiServer:
     """Where the API server is, and what to show it.
 
     Attributes:
-        url: its base, without a trailing slash.
-        namespace: where the URL of the source names none.
-        headers: with the credentials.
         tls: whom to trust, and the client's certificate; None: the server is asked without TLS.
-        tls_name: that its certificate has; None: the host of `url`.
         proxy: URL of an HTTP proxy, which may hold a password; None: none.
         refused: called when the server does not accept the credentials.
     """
 
-    url: str
-    namespace: str = "default"
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    url: str  # its base, without a trailing slash
+    namespace: str = "default"  # where the URL of the source names none
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the credentials
     tls: ssl.SSLContext | None = None
-    tls_name: str | None = None
+    tls_name: str | None = None  # that its certificate has; None: the host of `url`
     proxy: str | None = field(default=None, repr=False)
     refused: Callable[[], None] = lambda: None
 

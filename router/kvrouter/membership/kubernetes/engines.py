@@ -37,34 +37,21 @@ class Odd(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An engine that an object names.
+    """An engine that an object names."""
 
-    Attributes:
-        owner: the Pod, which is one engine even with several addresses; else the address.
-        address: in the form of `parse_address`; of a store node its URL.
-        role: which legs it serves.
-        bootstrap_port: that its annotation tells; None: it tells none.
-        host: the node of Kubernetes on which it runs; "": unknown.
-    """
-
-    owner: str
-    address: str
-    role: Role
-    bootstrap_port: int | None = None
-    host: str = ""
+    owner: str  # the Pod, which is one engine even with several addresses; else the address
+    address: str  # in the form of `parse_address`; of a store node its URL
+    role: Role  # which legs it serves
+    bootstrap_port: int | None = None  # that its annotation tells; None: it tells none
+    host: str = ""  # the node of Kubernetes on which it runs; "": unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What an object names.
+    """What an object names."""
 
-    Attributes:
-        engines: those that serve.
-        kind: the kind of its addresses; "": it is no slice.
-    """
-
-    engines: tuple[Found, ...] = ()
-    kind: str = ""
+    engines: tuple[Found, ...] = ()  # those that serve
+    kind: str = ""  # the kind of its addresses; "": it is no slice
 
 
 NOTHING: Final = Named()

@@ -63,14 +63,10 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What to show.
+    """What to show."""
 
-    Attributes:
-        authorization: the header's value; "": no header.
-        certificate: PEM of the client's certificate and its key; b"": none.
-    """
-
-    authorization: str = field(default="", repr=False)
+    authorization: str = field(default="", repr=False)  # the header's value; "": no header
+    # PEM of the client's certificate and its key; b"": none.
     certificate: bytes = field(default=b"", repr=False)
 
     @property

@@ -96,18 +96,13 @@ class _File(msgspec.Struct, rename="kebab", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """One context of a file, with what it refers to.
+    """One context of a file, with what it refers to."""
 
-    Attributes:
-        folder: of the file; paths in it are relative to that.
-        authorities: the CAs as PEM; b"": those that this machine trusts.
-    """
-
-    folder: Path
+    folder: Path  # of the file; paths in it are relative to that
     namespace: str
     cluster: Cluster
     user: User
-    authorities: bytes
+    authorities: bytes  # the CAs as PEM; b"": those that this machine trusts
 
     @property
     def tls(self) -> bool:

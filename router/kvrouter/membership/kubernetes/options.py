@@ -18,25 +18,15 @@ SERVICE_LABEL: Final = "kubernetes.io/service-name"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a URL asks for.
+    """What a URL asks for."""
 
-    Attributes:
-        namespace: "": that of the router's own Pod, or of the kubeconfig's context.
-        selector: of labels, as `kubectl --selector` takes it.
-        slices: whether it selects EndpointSlices, not Pods.
-        role: of all engines; None: their labels tell.
-        port: of all engines, its number or name; None: the port named http, else 8000.
-        context: of the kubeconfig; None: its current one, or no kubeconfig.
-        name: of the source.
-    """
-
-    namespace: str
-    selector: str
-    slices: bool
-    role: Role | None
-    port: int | str | None
-    context: str | None
-    name: str
+    namespace: str  # "": that of the router's own Pod, or of the kubeconfig's context
+    selector: str  # of labels, as `kubectl --selector` takes it
+    slices: bool  # whether it selects EndpointSlices, not Pods
+    role: Role | None  # of all engines; None: their labels tell
+    port: int | str | None  # of all engines, number or name; None: the port named http, else 8000
+    context: str | None  # of the kubeconfig; None: its current one, or no kubeconfig
+    name: str  # of the source
 
 
 def read_url(text: str) -> Wanted:
