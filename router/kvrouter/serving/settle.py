@@ -22,6 +22,7 @@ from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 
 if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
+    from kvrouter.telemetry.by_model import ModelMetrics
     from kvrouter.telemetry.tracing.trace import Tracing
 
 log = logging.getLogger(__name__)
@@ -74,42 +75,29 @@ class Settler:
                 log.exception("request %s is not counted or logged", context.request_id)
 
     def _take_up(self, context: RequestContext, now_s: float, at_s: float) -> None:
-        endpoint = context.endpoint
+        endpoint, status, parts = context.endpoint, _status(context), None
+        model, caller = self.metrics.of(context.model), caller_of(context.exchange)
         if endpoint is not None:
-            labels = endpoint.path, str(_status(context)), self.metrics.of(context.model).label
-            self.metrics.passed_through[labels] += 1
-        if endpoint is None or endpoint.generates:
-            self._settle(context, now_s, at_s)
-        else:
-            self._settle_passed(context, now_s, at_s)
-
-    def _settle(self, context: RequestContext, now_s: float, at_s: float) -> None:
-        """Settle a request for text: with legs, or of one engine."""
-        parts = parts_of(context.timing, context.timing.first_s or now_s)
-        status = _status(context)
-        self._count(context, status, parts, now_s)
+            self.metrics.passed_through[endpoint.path, str(status), model.label] += 1
+        model.generation_tokens += context.outcome.generated  # also of those that broke off
+        if caller is not None:
+            caller.use(model.label, *usage_of(context))
+        if endpoint is None or endpoint.generates:  # a request for text
+            parts = parts_of(context.timing, context.timing.first_s or now_s)
+            self._count(context, model, status, parts, now_s)
         if self.log is not None:
             self.log.write(line_of(context, status, parts, now_s, at_s))
         if self.tracing is not None and context.trace is not None:
-            end_request(context, context.trace.request, parts, now_s)
+            if parts is not None:
+                end_request(context, context.trace.request, parts, now_s)
+            else:
+                end_passed_through(context, context.trace.request, status, now_s)
             self.tracing.take(context.trace)
 
-    def _settle_passed(self, context: RequestContext, now_s: float, at_s: float) -> None:
-        status = _status(context)
-        model = self.metrics.of(context.model)
-        model.generation_tokens += context.outcome.generated
-        _charge(context, model.label)
-        if self.log is not None:
-            self.log.write(passed_through_line(context, status, now_s, at_s))
-        if self.tracing is not None and context.trace is not None:
-            end_passed_through(context, context.trace.request, status, now_s)
-            self.tracing.take(context.trace)
-
-    def _count(self, context: RequestContext, status: int, parts: Parts, now_s: float) -> None:
-        metrics, timing, outcome = self.metrics, context.timing, context.outcome
-        model, reason = metrics.of(context.model), outcome.reason
-        model.generation_tokens += outcome.generated  # also of those that broke off
-        _charge(context, model.label)
+    def _count(
+        self, context: RequestContext, model: ModelMetrics, status: int, parts: Parts, now_s: float
+    ) -> None:
+        metrics, timing, reason = self.metrics, context.timing, context.outcome.reason
         if status != 200 or reason in NOT_WELL:
             metrics.errors[str(status), model.label] += 1
             return
@@ -119,69 +107,19 @@ class Settler:
         metrics.ttft_parts.observe(parts)
 
 
-def _charge(context: RequestContext, model: str) -> None:
-    """Count what the request has used for its caller, if callers have keys."""
-    caller = caller_of(context.exchange)
-    if caller is not None:
-        caller.use(model, *usage_of(context))
-
-
 def _status(context: RequestContext) -> int:
     return 499 if context.outcome.reason == "client_left" else context.status
 
 
 def line_of(
-    context: RequestContext, status: int, parts: Parts, now_s: float, at_s: float
+    context: RequestContext, status: int, parts: Parts | None, now_s: float, at_s: float
 ) -> RequestLine:
-    """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970)."""
-    exchange, request, route = context.exchange, context.request, context.route
-    timing, outcome, caller = context.timing, context.outcome, caller_of(exchange)
-    read = request is not UNREAD
-    plan = route.plan
-    queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
-    return RequestLine(
-        request_id=context.request_id,
-        key=caller.name if caller is not None else None,
-        trace_id=context.trace.hex_id if context.trace is not None else None,
-        status=status,
-        outcome=outcome.reason if outcome.reason != "unknown" else None,
-        path=exchange.path,
-        client=exchange.peer,
-        model=request.model[:_MODEL] if request.model else None,
-        version=context.model if context.alias is not None else None,
-        stream=request.stream if read else None,
-        prompt_tokens=prompt_tokens(context) if read else None,
-        hit_engine_tokens=route.hit_engine,
-        hit_store_tokens=route.hit_store,
-        cached_tokens=route.cached_tokens,
-        generated=outcome.generated,
-        plan=context.why,
-        predicted_ms=ms(plan.predicted_s) if plan is not None and plan.predicted_s else None,
-        prefill=route.prefill_engine,
-        decode=route.decode_engine,
-        attempts=route.attempts,
-        shares=len(context.shares) if context.shares else None,
-        landed_blocks=route.landed_blocks,
-        nothing_landed=route.nothing_landed,
-        queue_ms=ms(queue_s),
-        tokenise_ms=ms(tokenise_s),
-        plan_ms=ms(plan_s),
-        prefill_ms=ms(prefill_s),
-        landing_ms=ms(landing_s),
-        decode_ms=ms(decode_s),
-        ttft_ms=ms(timing.first_s - timing.started_s) if timing.first_s else None,
-        total_ms=ms(now_s - timing.started_s),
-        error=outcome.error,
-        time=round(at_s, 3),
-    )
+    """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970).
 
-
-def passed_through_line(
-    context: RequestContext, status: int, now_s: float, at_s: float
-) -> RequestLine:
-    """The same of a request for no text, which one engine answered: it has no plan and no parts."""
+    One for no text, which one engine answered, has no plan and no parts.
+    """
     exchange, outcome, caller = context.exchange, context.outcome, caller_of(context.exchange)
-    return RequestLine(
+    line = RequestLine(
         request_id=context.request_id,
         key=caller.name if caller is not None else None,
         trace_id=context.trace.hex_id if context.trace is not None else None,
@@ -197,3 +135,28 @@ def passed_through_line(
         error=outcome.error,
         time=round(at_s, 3),
     )
+    if parts is not None:
+        _fill_in(line, context, parts)
+    return line
+
+
+def _fill_in(line: RequestLine, context: RequestContext, parts: Parts) -> None:
+    """What else there is to say of a request for text."""
+    request, route, timing = context.request, context.route, context.timing
+    line.model = request.model[:_MODEL] if request.model else None
+    if request is not UNREAD:
+        line.stream, line.prompt_tokens = request.stream, prompt_tokens(context)
+    line.hit_engine_tokens, line.hit_store_tokens = route.hit_engine, route.hit_store
+    line.cached_tokens, line.generated = route.cached_tokens, context.outcome.generated
+    line.plan = context.why
+    if route.plan is not None and route.plan.predicted_s:
+        line.predicted_ms = ms(route.plan.predicted_s)
+    line.prefill = route.prefill_engine
+    if context.shares:
+        line.shares = len(context.shares)
+    line.landed_blocks, line.nothing_landed = route.landed_blocks, route.nothing_landed
+    queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
+    line.queue_ms, line.tokenise_ms, line.plan_ms = ms(queue_s), ms(tokenise_s), ms(plan_s)
+    line.prefill_ms, line.landing_ms, line.decode_ms = ms(prefill_s), ms(landing_s), ms(decode_s)
+    if timing.first_s:
+        line.ttft_ms = ms(timing.first_s - timing.started_s)

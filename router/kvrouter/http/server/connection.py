@@ -125,10 +125,6 @@ class Connection(asyncio.Protocol):
 
     # -- ServerChannel
 
-    def date_line(self) -> bytes:
-        """See `HttpServer.date`."""
-        return self.server.date()
-
     def paused(self) -> bool:
         """Whether the write buffer is above its bound."""
         return self._paused

@@ -36,10 +36,7 @@ class ServerChannel(Protocol):
     """The connection that an exchange came in on."""
 
     transport: asyncio.Transport
-    server: "HttpServer"  # bounds bodies
-
-    def date_line(self) -> bytes:
-        """The `date` header line of now."""
+    server: "HttpServer"  # bounds bodies, knows the date
 
     async def writable(self) -> None:
         """Return when the write buffer is below its bound."""
@@ -107,7 +104,7 @@ class Exchange:
             return
         head = b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
             status_line(status),
-            self.channel.date_line(),
+            self.channel.server.date(),
             fields,
             content_type.encode("latin-1"),
             len(body),
@@ -135,7 +132,7 @@ class Exchange:
             self.keep_alive = False
         head = b"%b%b%b%b%b\r\n" % (
             status_line(status),
-            self.channel.date_line(),
+            self.channel.server.date(),
             lines,
             fields,
             self._connection_line(),
