@@ -1,35 +1,65 @@
 """A request for several choices: legs for each prompt or sample, one answer for all.
 
-The first share that fails ends the others; a client that leaves ends all of them.
+A `Fanout` takes shares through their legs; their answers meet in a `Gathering`, whole or event by
+event, and go to the client as one. The first share that fails ends the others; a client that leaves
+ends all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
+from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
 from kvrouter.openai.late_refusal import refusal_events
-from kvrouter.serving.choices.gathering import Gathering, ShareSink
-from kvrouter.serving.choices.merge import BadShare, Share, ShareError, split
+from kvrouter.openai.response import finish_reason, generated_tokens, prompt_usage
+from kvrouter.serving.choices.merge import (
+    BadShare,
+    Share,
+    ShareError,
+    StreamMerge,
+    answer_id,
+    merge_answers,
+    split,
+)
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
-from kvrouter.serving.request.headers import with_id
+from kvrouter.serving.request.headers import answer_fields, with_id
 from kvrouter.serving.request.summary import usage_of
+from kvrouter.serving.streaming.relay import (
+    begin_events,
+    broke_off,
+    note_answer,
+    note_prompt,
+    pass_comments,
+)
+from kvrouter.serving.streaming.resume import (
+    Resumption,
+    StreamBroken,
+    broken,
+    check_end,
+    leave_if_failed,
+    sent_tokens,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Iterator
 
+    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
+    from kvrouter.openai.token_events import SentTokens
+    from kvrouter.serving.choices.merge import Piece
     from kvrouter.serving.legs.leg import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
-    from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
 
 
@@ -178,3 +208,238 @@ def _as_events(error: Exception) -> bytes:
 
 def _unusable(error: Exception) -> ApiError:
     return ApiError(502, f"An engine's answer cannot be served: {error}.")
+
+
+@dataclass(eq=False)
+class Gathering:
+    """Merges the answers of a request's shares, and answers the client.
+
+    Attributes:
+        exchange: the client's.
+        merge: makes one stream of those of the shares.
+        answers: those that came whole, by the first choice of their shares.
+        throttle: passes the client's back-pressure on.
+        begun: whether the client has some of the answer; comments are none.
+    """
+
+    context: RequestContext  # the request's
+    client: EngineClient  # reports engines that break off; knows their deadlines
+    metrics: Metrics  # counts and times
+
+    def __post_init__(self) -> None:
+        self.exchange = self.context.exchange
+        self._answer_id = answer_id(self.context.request.kind, self.context.request_id)
+        self.merge = StreamMerge(self._answer_id)
+        self.answers: dict[int, Piece] = {}
+        self.throttle = _Throttle()
+        self.begun = False
+
+    def finish(self) -> None:
+        """End the client's answer: all shares have ended well.
+
+        Raises:
+            BadShare: they do not make one answer.
+        """
+        if self.context.request.stream:
+            self.exchange.write(self.merge.end())
+            self.exchange.end()
+            return
+        pieces = [self.answers[first] for first in sorted(self.answers)]
+        body = merge_answers(pieces, self._answer_id)
+        self.begun = True
+        self.exchange.respond(200, body, fields=answer_fields(self.context))
+
+
+class ShareSink:
+    """The sink of one share: its answer goes to where all of them meet.
+
+    Attributes:
+        share: the share that it answers.
+        gathering: where that is.
+        first: the context of the share's first leg, if others may follow.
+        sent: what was sent of a stream that may go on at another engine; None: it may not.
+    """
+
+    def __init__(self, share: Share, gathering: Gathering) -> None:
+        self.share = share
+        self.gathering = gathering
+        self.first: RequestContext | None = None
+        self.sent: SentTokens | None = None
+
+    async def resume(self, resumption: Resumption, part: RequestContext) -> None:
+        """Have a share's stream mixed in, by as many engines as it takes.
+
+        Raises:
+            ApiError, ShareError: it cannot go on.
+            Refused: no engine can do it.
+        """
+        sent = self.sent = sent_tokens(part)
+        self.first = part
+        try:
+            last = await resumption.run_into(part, self, sent)
+        except StreamBroken:
+            if sent.error is not None:
+                raise ShareError(sent.error) from None
+            raise broke_off() from None
+        gathering, cached = self.gathering, part.route.cached_tokens
+        for event in sse.split_events(last):
+            gathering.exchange.write(gathering.merge.event(self.share, event, cached)[0])
+
+    def comments(self, context: RequestContext, events: bytes) -> None:
+        """Pass comments on, in the answer to the whole request."""
+        del context
+        pass_comments(self.gathering.context, events)
+
+    async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
+        """Mix a stream into the client's, event by event.
+
+        Raises:
+            ApiError: 502: it broke off.
+            StreamBroken: it broke off, and may go on at another engine.
+            BadShare: it cannot be mixed with the others.
+            ShareError: the engine ended it with an error.
+        """
+        gathering, sent = self.gathering, self.sent
+        exchange, client, metrics = gathering.exchange, gathering.client, gathering.metrics
+        context.answer_began()
+        begin_events(gathering.context)
+        gathering.begun = True
+        exchange.throttle = gathering.throttle
+        stream = context.stream = _ShareStream(self, context, answer)
+        exchange.on_close(answer.close)  # before another piece comes
+        try:
+            with gathering.throttle.holding(answer):
+                await answer.relay_to(stream, client.deadlines.idle_s)
+            stream.finish()
+        except UpstreamError as error:
+            if stream.problem is not None:
+                raise stream.problem from None
+            if sent is not None:
+                raise broken(client, engine, error, sent) from None
+            context.outcome.fail(str(client.failed(engine, error)))
+            if not stream.done:
+                raise broke_off() from None
+        finally:
+            context.outcome.count(stream.generated)
+            stream.problem = None  # its traceback holds this frame
+        if sent is not None:
+            check_end(client, engine, sent)
+        context.outcome.end(finish_reason(stream.tail))
+        if "stream_options" in self.share.request.spans:
+            note_prompt(context, prompt_usage(stream.tail), metrics)
+
+    async def whole(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
+        """Keep an answer until all are there."""
+        body = await self.gathering.client.read_whole(engine, answer)
+        note_answer(context, body, self.gathering.metrics)
+        self.gathering.answers[self.share.first] = self.share, body, context.route.cached_tokens
+
+
+class _Throttle:
+    """Passes the client's back-pressure on to every engine that streams."""
+
+    def __init__(self) -> None:
+        self._answers: set[EngineResponse] = set()
+
+    @contextmanager
+    def holding(self, answer: EngineResponse) -> Iterator[None]:
+        """Throttle `answer` too, while the context lasts."""
+        self._answers.add(answer)
+        try:
+            yield
+        finally:
+            self._answers.discard(answer)
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        for answer in self._answers:
+            answer.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        for answer in self._answers:
+            answer.resume()
+
+
+class _ShareStream:
+    """Body sink of one share's stream: passes on, event by event, what is the client's.
+
+    Attributes:
+        problem: why it was given up, if it was.
+        events: events with choices that were passed on.
+    """
+
+    between_events = True  # only whole events go on
+    passer = None  # chunk frames are the engine's own: they cannot be passed on as they are
+
+    def __init__(self, sink: ShareSink, context: RequestContext, answer: EngineResponse) -> None:
+        self._sink = sink
+        self._first = sink.first or context
+        self._answer = answer
+        self._merge, self._exchange = sink.gathering.merge, sink.gathering.exchange
+        self._buffer = sse.EventBuffer()
+        assert answer.feed is not None  # it has begun
+        self._feed = answer.feed
+        self._feed.count_into(sink.gathering.metrics.of(context.model).gaps.buckets)
+        self.problem: BadShare | ShareError | None = None
+        self.events = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads too slowly."""
+        return self._exchange.paused
+
+    def write(self, data: bytes) -> None:
+        """Take a piece; one that cannot be mixed ends the stream with `problem`."""
+        if self.problem is not None:
+            return
+        try:
+            self._pass(sse.split_events(self._buffer.take(data)))
+            if len(self._buffer) > sse.MAX_EVENT_BYTES:
+                raise BadShare("an event that does not end")
+        except (BadShare, ShareError) as problem:
+            self.problem = problem
+            self._answer.failed(UpstreamError(Failure.ANSWER, str(problem)))
+            self._answer.close()
+
+    def finish(self) -> None:
+        """The whole body has come: take what is left of it, without an end of its own.
+
+        Raises:
+            BadShare, ShareError: `problem`, or it cannot be passed on.
+        """
+        if self.problem is not None:
+            raise self.problem
+        rest = self._buffer.rest()
+        if rest.strip():
+            self._pass([rest])
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of the engine's stream."""
+        return self._feed.tail
+
+    @property
+    def last_s(self) -> float:
+        """When a piece came last, on the monotonic clock."""
+        return self._feed.last_s
+
+    @property
+    def done(self) -> bool:
+        """Whether the engine's end mark came."""
+        return self._feed.done
+
+    @property
+    def generated(self) -> int:
+        """Tokens passed on so far: by usage, else one for each event."""
+        return generated_tokens(self.tail, self.events, whole=self.done)
+
+    def _pass(self, events: list[bytes]) -> None:
+        share, sent, cached = self._sink.share, self._sink.sent, self._first.route.cached_tokens
+        for event in events:
+            seen = event if sent is None else sent.rewrite(event)
+            frame, choices = self._merge.event(share, seen, cached)
+            self.events += choices
+            self._exchange.write(frame)
+        if sent is not None:
+            leave_if_failed(self._answer, sent)
