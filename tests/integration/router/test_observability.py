@@ -52,6 +52,7 @@ NAMED = SimpleNamespace(
         "model": "v",
         "alias": "m",
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
+        "route.plan": SimpleNamespace(why="w", predicted_s=0.006),
         "route.hit_engine": 2,
         "route.hit_store": 3,
         "route.handoff": Handoff(cached_tokens=4),
@@ -87,6 +88,7 @@ NAMED = SimpleNamespace(
         "cached_tokens": 4,
         "generated": 5,
         "plan": "w",
+        "predicted_ms": 6.0,
         "prefill": "pe",
         "decode": "de",
         "attempts": 6,
@@ -306,6 +308,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
     assert set(RequestLine.__struct_fields__) == documented_fields()
     without = {"key", "trace_id", "version", "shares", "landed_blocks", "nothing_landed", "error"}
+    without.add("predicted_ms")
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
 

@@ -199,6 +199,15 @@ async def test_budget_and_landing_time_are_those_said_last(site: Open, node: Sto
     assert (await here.post(text(prompt=IDS)))[0] == 200
 
 
+@proves("max_predicted_ttft_s")
+async def test_prompts_are_refused_from_the_wait_on_that_was_said_last(site: Open) -> None:
+    here = await site(policy="planner")
+    prompt = text(prompt=list(range(5000)))
+    assert (await here.post(prompt))[0] == 200
+    change(here, max_predicted_ttft_s=0.001)
+    assert (await here.post(prompt))[0] == 429
+
+
 @proves("store")
 async def test_a_node_of_the_store_is_asked_once_it_is_named(
     site: Open, node: StoreProcess, caplog: pytest.LogCaptureFixture

@@ -19,10 +19,13 @@ class Engines:
     def all(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(identity=SimpleNamespace(serves=lambda _: True))] * 2
 
-    async def call(self, *_: object) -> tuple[int, bytes]:
+    async def send(self, *_: object) -> SimpleNamespace:
         self.asked += 1
         await self.go.wait()
-        return 200, b'{"server_load": 2}'
+        return SimpleNamespace(status=200, read=self._read)
+
+    async def _read(self, *_: object) -> bytes:
+        return b'{"server_load": 2}'
 
     def respond(self, status: int, body: bytes) -> None:
         self.told.append((status, json.loads(body)["server_load"]))
