@@ -68,7 +68,8 @@ class Exchange:
     ended: bool = False
     status: int = 0
     throttle: Throttle | None = None  # pauses and resumes what relays bytes into this exchange
-    principal: object | None = None  # what authentication found out; not used in this package
+    # What authentication found out about the client; not used in this package.
+    principal: object | None = None
     added: bytes = b""  # header lines, each with its line end, that any answer carries
     _callbacks: tuple[Callable[[], None], ...] = ()
     _chunked: bool = False
