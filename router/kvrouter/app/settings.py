@@ -219,7 +219,7 @@ class RouterSettings(
         json_schema_extra={"metavar": "TOKENS"},
     )
     stall_weight: float = Field(
-        default=0.3,
+        default=0.4,
         ge=0,
         description="With --policy planner and without --prefill-threshold: a decode engine "
         "computes a prompt itself if the first token comes sooner by more than this many seconds "
