@@ -45,6 +45,7 @@ from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
 from kvrouter.routing.policies import POLICIES, PolicyName
+from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
@@ -203,9 +204,9 @@ class RouterSettings(
     )
     session_key: str | None = Field(
         default=None,
-        description="Header that names the session of a request. With --policy prefix, a session "
-        "without known block hashes stays with its engine while that has room. Without the header: "
-        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins. "
+        description="Header that names the session of a request. With --policy prefix or planner, "
+        "a session without known block hashes stays with its engine while that has room. Without "
+        "the header: x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins. "
         "--model-alias gives each session one version of a model.",
         json_schema_extra={"metavar": "HEADER", "section": "Routing"},
     )
@@ -230,7 +231,7 @@ class RouterSettings(
         default=0.0,
         ge=0,
         description="With --policy planner: answer 429 with Retry-After if the first token is "
-        "predicted to come later than this. 0: never.",
+        "predicted to come later than this, and the prompt would have to wait. 0: never.",
     )
     prefill_priority: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -343,6 +344,12 @@ class RouterSettings(
                     f"--store-events-connect {f'{node}={port}' if node else port} needs the node's "
                     "replay_endpoint, another port: give --store-events-replay"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _predictions_need_the_planner(self) -> RouterSettings:
+        if self.max_predicted_ttft_s and self.policy != Planner.name:
+            raise ValueError("--max-predicted-ttft is of use only with --policy planner")
         return self
 
     @model_validator(mode="after")

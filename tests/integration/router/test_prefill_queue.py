@@ -122,6 +122,14 @@ async def test_a_prompt_that_would_come_too_late_is_refused_with_the_time_to_wai
     assert [(await leg)[0] for leg in legs] == [200] * 2
 
 
+async def test_a_prompt_that_need_not_wait_is_never_refused_for_those_that_do(site: Open) -> None:
+    here, legs = await occupied(site, prefill_threshold=2048, max_predicted_ttft_s=0.001)
+    assert (await here.post(prompt(9000)))[0] == 429
+    assert (await here.post(prompt(1000)))[0] == 200
+    here.prefill[0].go.set()
+    assert [(await leg)[0] for leg in legs] == [200]
+
+
 async def test_by_default_decode_engines_compute_short_prompts(site: Open) -> None:
     here = await site(1, 1, policy="planner")
     assert (await here.post(prompt(2000)))[0] == 200

@@ -201,11 +201,15 @@ async def test_budget_and_landing_time_are_those_said_last(site: Open, node: Sto
 
 @proves("max_predicted_ttft_s")
 async def test_prompts_are_refused_from_the_wait_on_that_was_said_last(site: Open) -> None:
-    here = await site(policy="planner")
+    here = await site(policy="planner", prefill_threshold=0)
+    here.prefill[0].mode = "held"
     prompt = text(prompt=list(range(5000)))
-    assert (await here.post(prompt))[0] == 200
+    first = asyncio.create_task(here.post(prompt))
+    await here.prefill[0].next_began()
     change(here, max_predicted_ttft_s=0.001)
     assert (await here.post(prompt))[0] == 429
+    here.prefill[0].go.set()
+    assert (await first)[0] == 200
 
 
 @proves("store")

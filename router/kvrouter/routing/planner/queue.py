@@ -60,6 +60,8 @@ LOOK_AHEAD: Final = 8
 """Prompts of a model that are looked at in vain before the rest is left for the next time."""
 TOKENS_PER_S: Final = 1000 * TOKENS_PER_MS
 LEAST_WAIT_S: Final = 0.001
+MOST_ABSENT: Final = 4096
+"""Tenants without a waiting prompt that are remembered; beyond that all of them are forgotten."""
 OVERHEAD_S: Final = 0.005
 """Of a prefill leg, whatever its length."""
 
@@ -167,6 +169,8 @@ class _Shares:
     def enter(self, prompt: QueuedPrompt, engines: int) -> float:
         """`prompt` begins to wait for one of so many engines; when it counts as come."""
         self._waiting[prompt.tenant] += 1
+        if len(self._until_s) > len(self._waiting) + MOST_ABSENT:
+            self._until_s = {t: s for t, s in self._until_s.items() if t in self._waiting}
         since_s = max(prompt.arrived_s, self._until_s.get(prompt.tenant, -inf))
         share = max(engines, 1) / len(self._waiting)
         self._until_s[prompt.tenant] = since_s + prompt.work_s / share

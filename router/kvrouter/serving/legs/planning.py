@@ -75,9 +75,11 @@ class PrefillQueueWait:
         wait_s = self._wait_s(context)
         self.queue.submit(prompt)
         try:
-            self._refuse_late(wait_s, prompt.work_s)
             self._look()
-            return bound.result() if bound.done() else await self._turn(context, bound)
+            if bound.done():
+                return bound.result()
+            self._refuse_late(wait_s, prompt.work_s)
+            return await self._turn(context, bound)
         finally:
             self.queue.withdraw(prompt)
 
@@ -92,9 +94,6 @@ class PrefillQueueWait:
             message = f"No prefill engine was free for the prompt within {limit_s:g} s."
             retry_s = max(1, ceil(self._wait_s(context)))
             raise ApiError(503, message, retry_after_s=retry_s) from None
-        except asyncio.CancelledError:
-            self.changed()  # a place that it was given at this moment is another's
-            raise
         finally:
             counts.waiting -= 1
             context.waited(since_s, "prefill")

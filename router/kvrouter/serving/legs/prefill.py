@@ -222,7 +222,8 @@ class PrefillPhase:
             if found.prefill is None:
                 self.recompute(context, found.missing_tokens)
                 return
-            plan = replace(plan, prefill=found.prefill, computed_tokens=found.computed_tokens)
+            tokens = found.computed_tokens
+            plan = replace(plan, prefill=found.prefill, computed_tokens=tokens, work_s=0.0)
             context.route.follow(plan)
 
     def recompute(
