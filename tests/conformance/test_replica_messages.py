@@ -38,8 +38,10 @@ RECORDED: list[tuple[Item, str]] = [
 def test_a_recorded_message_means_what_it_did(item: Item, recorded: str) -> None:
     sent = Envelope(1, SENDER, 42, [item])
     assert decode(bytes.fromhex(recorded)) == sent
-    if not isinstance(item, State):  # it has got a member since then, behind the others
-        assert encode(sent) == bytes.fromhex(recorded)
+    now = bytes.fromhex(recorded)
+    if isinstance(item, State):  # it has got a member since then, behind the others: 6, not 5
+        now = now.replace(b"\x95\xa1s", b"\x96\xa1s") + b"\x80"
+    assert encode(sent) == now
 
 
 class StateOfBefore(msgspec.Struct, tag="s", array_like=True):

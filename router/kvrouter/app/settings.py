@@ -206,7 +206,8 @@ class RouterSettings(
         default=None,
         description="Header that names the session of a request. With --policy prefix or planner, "
         "a session without known block hashes stays with its engine while that has room. Without "
-        "the header: x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins. "
+        "the header: x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat "
+        "begins. "
         "--model-alias gives each session one version of a model.",
         json_schema_extra={"metavar": "HEADER", "section": "Routing"},
     )
