@@ -10,7 +10,7 @@ from tests.fakes.pd import PdEngine
 from kvrouter.engines.families import FAMILIES
 from kvrouter.engines.families.base import LegOrder
 
-SOON = {"health_timeout_s": 0.15, "health_failure_threshold": 2}
+SOON = {"health_timeout_s": 0.5, "health_failure_threshold": 2}
 SPLIT = [family for family in KINDS if FAMILIES[family].order is not LegOrder.SINGLE]
 
 
