@@ -196,7 +196,7 @@ def _waits(core: Core, queue: PrefillQueueWait | None) -> Iterator[Reading]:
     }
     if queue is not None:
         waiting["prefill"] = lambda: len(queue.queue.waiting)
-        yield from prefill_queue_gauges(queue.queue)
+    yield from prefill_queue_gauges(queue.queue if queue is not None else None)
     yield from request_gauges(waiting, core.budget)
     yield from load_gauges(
         core.pool, core.metrics, lambda: sum(count() for count in waiting.values())

@@ -67,12 +67,20 @@ def request_gauges(
     )
 
 
-def prefill_queue_gauges(queue: PrefillQueue) -> Iterator[Reading]:
-    """Gauges of the prompts that wait for a prefill engine."""
+def prefill_queue_gauges(queue: PrefillQueue | None) -> Iterator[Reading]:
+    """What tells whether prompts of the queue need more engines; 0 without a queue."""
     yield _gauge(
         "prefill_queue_seconds",
-        "Estimated work of the prompts that wait for a prefill engine, for each engine.",
-        queue.wait_s,
+        "Estimated work of the prompts that wait for a prefill engine, for each engine "
+        "(--policy planner).",
+        lambda: queue.wait_s() if queue is not None else 0.0,
+    )
+    yield Reading(
+        "kvrouter:streams_stalled_seconds",
+        "Estimated seconds for which streams paused while their decode engine computed prompts "
+        "(--policy planner).",
+        lambda: queue.stalled_s if queue is not None else 0.0,
+        grows=True,
     )
 
 

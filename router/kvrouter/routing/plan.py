@@ -67,7 +67,7 @@ class Plan:
     missing_tokens: int  # those that a prefill leg would spare the decode engine
     why: Why
     computed_tokens: int = 0  # those that the engine which computes the prompt will compute
-    work_s: float = 0.0  # what its prefill leg is estimated to take; 0: not estimated
+    work_s: float = 0.0  # that the engine which computes the prompt may take; 0: not estimated
     predicted_s: float = 0.0  # from its arrival until the prompt is computed; 0: not predicted
 
     @property

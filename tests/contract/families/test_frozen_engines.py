@@ -82,3 +82,19 @@ async def test_legs_on_all_ranks_of_a_frozen_engine_are_sent_again(
     assert await here.metric('kvrouter:upstream_errors_total{leg="decode",reason="dead"}') == 4
     frozen.mode = "ok"
     frozen.thawed.set()
+
+
+async def test_prompts_that_wait_for_a_frozen_engine_go_on_without_it(open_site: Open) -> None:
+    here = await open_site("store", 1, 1, policy="planner", prefill_threshold=0, **SOON)
+    frozen, queue = here.prefill[0], here.app.services.queue
+    assert queue is not None
+    frozen.mode = "hang"
+    prompts = [ids(prompt=list(range(first, 3000 + first))) for first in (100, 200)]
+    tasks = [asyncio.create_task(here.same(prompt)) for prompt in prompts]
+    await until(lambda: frozen.requests and queue.queue.waiting)
+    frozen.thawed.clear()
+    await asyncio.gather(*tasks)
+    assert len(frozen.requests) == 1
+    assert not queue.queue.waiting
+    frozen.mode = "ok"
+    frozen.thawed.set()

@@ -6,6 +6,9 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, Site, metric, text
 
+from kvrouter.app.process import drain
+from kvrouter.engines.engine import Role
+
 PLANNER = {"policy": "planner", "prefill_threshold": 0}
 TOKENS = 5000
 
@@ -98,6 +101,45 @@ async def test_a_broken_leg_lets_the_next_prompt_go(site: Open) -> None:
     assert (await legs[1])[0] == 200
 
 
+async def test_an_engine_that_crashes_keeps_nobody_waiting(site: Open) -> None:
+    here, legs = await occupied(site, cb_failure_threshold=1)
+    legs.append(asyncio.create_task(here.post(prompt(user="waits"))))
+    await waiting(here, 1)
+    await here.prefill[0].stop()
+    assert [(await leg)[0] for leg in legs] == [200] * 2  # by the decode engine alone
+    assert users(here.prefill[0]) == ["first 0"]
+    here.prefill[0].mode = "ok"
+    await here.prefill[0].start()
+    await until(lambda: here.app.core.pool.engines(Role.PREFILL, "m"))
+    assert (await here.post(prompt(user="later")))[0] == 200
+    assert users(here.prefill[0]) == ["first 0", "later"]
+
+
+async def test_a_router_that_stops_lets_waiting_prompts_have_their_answers(site: Open) -> None:
+    here, legs = await occupied(site)
+    legs.append(asyncio.create_task(here.post(prompt(stream=True))))
+    await waiting(here, 1)
+    public, at_once = here.app.ports.public, asyncio.Event()
+    stops = asyncio.create_task(drain(public, delay_s=0.0, timeout_s=60.0, at_once=at_once))
+    await until(lambda: public.draining)
+    here.prefill[0].go.set()
+    assert [(await leg)[0] for leg in legs] == [200] * 2
+    assert (await legs[1])[2].endswith(b"data: [DONE]\n\n")
+    assert await stops
+
+
+async def test_a_router_that_stops_at_once_gives_up_every_place(site: Open) -> None:
+    here, legs = await occupied(site)
+    legs.append(asyncio.create_task(here.post(prompt())))
+    await waiting(here, 1)
+    public, at_once = here.app.ports.public, asyncio.Event()
+    at_once.set()
+    assert not await drain(public, delay_s=0.0, timeout_s=60.0, at_once=at_once)
+    await here.app.close()
+    assert [(await leg)[0] for leg in legs] == [503] * 2
+    await waiting(here, 0)
+
+
 async def test_a_wait_ends_with_the_time_that_an_engine_may_take(site: Open) -> None:
     here, legs = await occupied(site, request_timeout_s=0.5)
     status, fields, body = await here.post(prompt())
@@ -140,3 +182,15 @@ async def test_answers_say_how_long_a_prompt_was_predicted_to_take(site: Open) -
     here = await site(1, 1, **PLANNER, route_headers=True)
     _, fields, _ = await here.post(prompt())
     assert fields["x-kvrouter-plan"].startswith("prefill; predicted=0.5")
+
+
+async def test_what_a_stream_loses_to_a_prompt_beside_it_is_counted(site: Open) -> None:
+    here = await site(1, 1, policy="planner")
+    here.decode[0].mode = "hang_mid"
+    stream = asyncio.create_task(here.post(prompt(500, stream=True)))
+    await here.decode[0].next_began()
+    assert await metric(here, "kvrouter:streams_stalled_seconds_total") == 0
+    here.decode[0].mode = "ok"
+    assert (await here.post(prompt(500)))[0] == 200
+    assert await metric(here, "kvrouter:streams_stalled_seconds_total") > 0
+    stream.cancel()

@@ -8,7 +8,8 @@ prompt that is worth most there at that time, and a slow engine gets fewer legs 
   counts as if it had come later (`_Shares`).
 - An engine is open if it has no leg, if its leg ends within `HORIZON_S` (or within the time that
   the next prompt takes to fetch KV), or while all its legs are short (`SHORT_TOKENS`): one leg for
-  each engine costs short prompts 43 % of the throughput.
+  each engine costs short prompts 43 % of the throughput. It is closed to all that come behind a
+  prompt that waits for it: short ones without end would keep it from a long one.
 - A prompt goes to a decode engine alone if it lacks few tokens there, or if that is sooner by more
   than what streams lose, each second of their pause weighed by `stall_weight`.
 
@@ -23,6 +24,7 @@ import time
 from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from math import exp, inf, log
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -112,14 +114,18 @@ class _Costs:
         self._usual: dict[str | None, tuple[float, float, int]] = {}
 
     def of(self, engine: Engine) -> Option:
-        """Its cost on `engine`. All that hold nothing of it differ only in their manifests."""
+        """Its cost on `engine`."""
+        return Option(engine, *self.parts(engine))
+
+    def parts(self, engine: Engine) -> tuple[float, float, int]:
+        """The parts of that. All that hold nothing of it differ only in their manifests."""
         own, manifest = self._held.get(engine, 0), engine.manifest
         if own:
-            return Option(engine, *self._cost(min(own, self._usable), manifest))
+            return self._cost(min(own, self._usable), manifest)
         usual = self._usual.get(manifest)
         if usual is None:
             usual = self._usual[manifest] = self._cost(0, manifest)
-        return Option(engine, *usual)
+        return usual
 
     def _cost(self, own: int, manifest: str | None) -> tuple[float, float, int]:
         inputs, pace = self._inputs, self._pace
@@ -139,6 +145,7 @@ class _Rests(dict[Engine, float]):
     def __init__(self, now_s: float) -> None:
         super().__init__()
         self.now_s = now_s
+        self.kept: set[Engine] = set()  # for a prompt that waits, from those behind it
 
     def __missing__(self, engine: Engine) -> float:
         self[engine] = rest = rest_s(engine, self.now_s)
@@ -202,6 +209,7 @@ class PrefillQueue:
     clock: Callable[[], float] = time.monotonic  # that of the engine pool
     is_home: Callable[[Engine], bool] | None = None  # whether it is ours first; None: all are
     waiting: list[QueuedPrompt] = field(default_factory=list, init=False)  # in order
+    stalled_s: float = field(default=0.0, init=False)  # of all streams, by prompts beside them
     _shares: _Shares = field(default_factory=_Shares, init=False)
     _pace: dict[str | None, float] = field(default_factory=dict, init=False)
     _turn: int = field(default=0, init=False)
@@ -257,6 +265,8 @@ class PrefillQueue:
             plan, ring = self._place(prompt, rests)
             if plan is not None:
                 self.withdraw(prompt)
+                if plan.prefill is None:
+                    self.stalled_s += plan.work_s * plan.decode.requests
                 prompt.bind(plan)
             else:
                 in_vain[model] += 1
@@ -267,6 +277,7 @@ class PrefillQueue:
         """The plan of `prompt`, if it goes now; else when its engine may be open."""
         inputs = self._current(prompt)
         costs = _Costs(prompt, inputs, believed(inputs), self.pace(inputs.model))
+        waited_s = rests.now_s - prompt.arrived_s
         found: list[Option] = []
 
         def choose(able: Sequence[Engine]) -> Engine:
@@ -275,17 +286,19 @@ class PrefillQueue:
 
         plan = decide(inputs, self.policy.choice(inputs)(inputs.decode), choose)
         if plan.prefill is None:
-            return plan, 0.0
+            beside = self._beside_streams(prompt, inputs).of(plan.decode)
+            predicted_s = waited_s + self._ready_s(beside, inputs)
+            return replace(plan, work_s=beside.work_s, predicted_s=predicted_s), 0.0
         option = found[0]
         finish_s = max(rests[option.engine], option.lead_s) + option.work_s
-        waited_s = rests.now_s - prompt.arrived_s
         alone = self._alone(prompt, inputs, option, finish_s)
         if alone is not None:
             return replace(alone, predicted_s=waited_s + alone.predicted_s), 0.0
-        ring_s = self._opens_s(option, rests.now_s, waited_s)
+        ring_s = self._opens_s(option, rests, waited_s)
         busy_s = finish_s - rests[option.engine]
         rests[option.engine] = finish_s
         if ring_s > rests.now_s:
+            rests.kept.add(option.engine)
             return None, ring_s
         return replace(plan, work_s=busy_s, predicted_s=waited_s + finish_s), 0.0
 
@@ -313,22 +326,25 @@ class PrefillQueue:
         least_s = max(rests[best.engine], best.lead_s) + PRICE_OF_WORK * best.work_s
         for engine in able:
             if engine in held:
-                option = costs.of(engine)
-                price_s = max(rests[engine], option.lead_s) + PRICE_OF_WORK * option.work_s
+                lead_s, work_s, _ = costs.parts(engine)
+                price_s = max(rests[engine], lead_s) + PRICE_OF_WORK * work_s
                 if price_s < least_s:
-                    best, least_s = option, price_s
+                    best, least_s = costs.of(engine), price_s
         return best
 
-    def _opens_s(self, option: Option, now_s: float, waited_s: float) -> float:
+    def _opens_s(self, option: Option, rests: _Rests, waited_s: float) -> float:
         """When the engine of `option` may take it, on the clock; at most now: now."""
-        load = option.engine.prefilling
+        load, now_s = option.engine.prefilling, rests.now_s
         if waited_s < HOME_S and self.is_home is not None and not self.is_home(option.engine):
             ours_s = now_s + HOME_S - waited_s
             return ours_s if load.legs else min(ours_s, max(now_s, load.since_s + IDLE_S))
-        if not load.legs or load.tokens + option.computed_tokens <= SHORT_TOKENS:
+        if not load.legs:
             return now_s
-        if load.legs > 1:
-            return inf  # the end of one of them is an event
+        kept = option.engine in rests.kept
+        if not kept and load.tokens + option.computed_tokens <= SHORT_TOKENS:
+            return now_s
+        if kept or load.legs > 1:
+            return inf  # the end of a leg is an event
         rest = rest_s(option.engine, now_s)
         ahead_s = max(HORIZON_S, option.lead_s)
         return now_s if rest <= ahead_s else now_s + rest - ahead_s
@@ -342,25 +358,39 @@ class PrefillQueue:
         """
         if self.stall_weight is None:
             return None
-        pace = self.pace(inputs.model)
-        costs = _Costs(prompt, inputs, inputs.matches, pace)
-        best, least_s, done_s, load_all_s = None, inf, 0.0, inf
+        costs = self._beside_streams(prompt, inputs)
+        best, least_s = None, inf
         for engine in inputs.decode:
-            if engine.identity is not None and not engine.identity.can_serve_whole:
+            lead_s, work_s, _ = costs.parts(engine)
+            if work_s > MOST_LOCAL_S:
                 continue
-            alone = costs.of(engine)
-            held = inputs.matches.get(engine, 0) * inputs.block_tokens
-            load_all_s = min(load_all_s, pace * load_s(inputs.prompt_tokens - held))
-            if alone.work_s > MOST_LOCAL_S:
-                continue
-            before_s = alone.lead_s + pace * engine.computing_tokens / TOKENS_PER_S
-            ready_s = before_s + alone.work_s
-            price_s = ready_s + self.stall_weight * engine.requests * alone.work_s
-            if price_s < least_s:
-                best, least_s, done_s = alone, price_s, ready_s
+            ready_s = self._computing_s(engine, inputs) + lead_s + work_s
+            price_s = ready_s + self.stall_weight * engine.requests * work_s
+            whole = engine.identity is None or engine.identity.can_serve_whole
+            if price_s < least_s and whole:
+                best, least_s = engine, price_s
+        if best is None:
+            return None
         waiting = len(self.waiting) / max(len(inputs.prefill), 1)
         behind_s = BEHIND_WEIGHT * waiting * option.work_s
-        if best is None or least_s > finish_s + behind_s + load_all_s:
+        held = max(map(inputs.matches.get, inputs.decode, repeat(0)), default=0)
+        load_all_s = self.pace(inputs.model) * load_s(
+            inputs.prompt_tokens - held * inputs.block_tokens
+        )
+        if least_s > finish_s + behind_s + load_all_s:
             return None
-        missing = best.computed_tokens
-        return Plan(None, best.engine, missing, Why.SOONER, missing, predicted_s=done_s)
+        beside = costs.of(best)
+        missing, ready_s = beside.computed_tokens, self._ready_s(beside, inputs)
+        return Plan(None, best, missing, Why.SOONER, missing, beside.work_s, ready_s)
+
+    def _beside_streams(self, prompt: QueuedPrompt, inputs: RouteInputs) -> _Costs:
+        """What `prompt` costs on decode engines: what they may still get does not count."""
+        return _Costs(prompt, inputs, inputs.matches, self.pace(inputs.model))
+
+    def _ready_s(self, beside: Option, inputs: RouteInputs) -> float:
+        """Seconds until a decode engine has the prompt computed, after those it computes now."""
+        return self._computing_s(beside.engine, inputs) + beside.lead_s + beside.work_s
+
+    def _computing_s(self, engine: Engine, inputs: RouteInputs) -> float:
+        """Seconds for which a decode engine will compute the prompts that it has."""
+        return self.pace(inputs.model) * engine.computing_tokens / TOKENS_PER_S

@@ -1,6 +1,9 @@
 """Prompts wait at the router, and are bound when a prefill engine is about to be free."""
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -20,6 +23,7 @@ from kvrouter.routing.planner.queue import (
     prefill_s,
 )
 from kvrouter.routing.policies.planner import Planner
+from kvrouter.routing.prefill_priority import AGING
 from kvrouter.routing.reservations import LegReservations
 
 LONG = 20_000
@@ -86,6 +90,20 @@ class Bench:
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.bound]
+
+
+def test_what_streams_lose_to_prompts_beside_them_is_counted() -> None:
+    bench = Bench(threshold=2048)
+    bench.submit("a", 2000)
+    bench.queue.plan()
+    plan = bench.bound[0][1]
+    assert (plan.prefill, plan.work_s) == (None, prefill_s(2000, 0))
+    assert bench.queue.stalled_s == pytest.approx(8 * plan.work_s)  # of eight streams
+    assert plan.predicted_s == pytest.approx(plan.work_s)
+    bench.submit("b", 40)
+    bench.queue.plan()
+    after_a = plan.work_s + prefill_s(40, 0)
+    assert bench.bound[1][1].predicted_s == pytest.approx(after_a, abs=0.02)
 
 
 def test_an_idle_engine_takes_a_prompt_at_once() -> None:
@@ -274,6 +292,64 @@ def test_a_router_without_a_home_waits_a_second_for_engines_that_are_never_idle(
     others.release()
     bench.queue.plan()
     assert bench.names == ["a"]
+
+
+@dataclass
+class Overload:
+    """Three times as many prompts as engines can compute, for a minute; then until all are bound.
+
+    `came_s` and `bound_s`: when, by name; a name is a number and the prompt's tokens.
+    """
+
+    bench: Bench
+    came_s: dict[str, float] = field(default_factory=dict)
+    bound_s: dict[str, float] = field(default_factory=dict)
+
+    def run(self, sizes: list[int], seed: int) -> None:
+        random, at_s = Random(seed), self.bench.now_s
+        works_s = sum(prefill_s(tokens, 0) for tokens in sizes)
+        rate = 3 * self.bench.prefill * len(sizes) / works_s
+        while at_s < 160:
+            at_s += random.expovariate(rate)
+            self.came_s[f"{len(self.came_s)} {random.choice(sizes)}"] = at_s
+        events = [(at_s, name) for name, at_s in self.came_s.items()]
+        ring_s: float | None = None
+        while events or ring_s is not None:
+            self.bench.now_s = min(events[0][0] if events else inf, ring_s or inf)
+            while events and events[0][0] <= self.bench.now_s:
+                name = heappop(events)[1]
+                if name in self.bench.legs:
+                    self.bench.end(name)
+                else:
+                    self.bench.submit(name, int(name.split()[1]))
+            ring_s = self.bench.queue.plan()
+            for name, plan in self.bench.bound[len(self.bound_s) :]:
+                self.bound_s[name] = self.bench.now_s
+                assert plan.prefill is not None
+                heappush(events, (self.bench.now_s + plan.prefill.prefilling.work_s, name))
+
+    def waits_s(self, tokens: int) -> list[float]:
+        return [s - self.came_s[n] for n, s in self.bound_s.items() if n.endswith(f" {tokens}")]
+
+
+@pytest.mark.parametrize(("engines", "short"), [(1, 100), (1, 500), (3, 5000)])
+def test_a_prompt_is_overtaken_only_by_those_that_come_within_ten_times_its_work(
+    engines: int, short: int
+) -> None:
+    overload = Overload(Bench(engines))
+    shorts = round(prefill_s(30_000, 0) / prefill_s(short, 0))
+    overload.run([30_000, *[short] * shorts], seed=1)
+    came_s, bound_s = overload.came_s, overload.bound_s
+    assert came_s.keys() == bound_s.keys()
+    patience_s = (prefill_s(30_000, 0) - prefill_s(short, 0)) / AGING
+    for long in (name for name in came_s if name.endswith(" 30000")):
+        late = (s for name, s in bound_s.items() if came_s[name] > came_s[long] + patience_s)
+        assert bound_s[long] <= min(late, default=inf) + HORIZON_S
+    for tokens in (short, 30_000):
+        longest_s = max(overload.waits_s(tokens))
+        print(
+            f"{engines} engines, 3 x load, {tokens} tokens: the longest wait is {longest_s:.1f} s"
+        )
 
 
 class Walk(RuleBasedStateMachine):
