@@ -191,7 +191,9 @@ class StoreProcess:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.stop()
+        if self._process is not None:  # at once: a client on a loop that stands holds its lease
+            os.kill(self._process.pid, signal.SIGTERM)
+            self.end(signal.SIGINT)
 
 
 RUN = """

@@ -19,6 +19,7 @@ from tests.integration.router.ahead import IDS, MANIFEST, land
 from tests.integration.router.conftest import Json, Open, Site, chat, metric, text
 
 from kvrouter.access.callers import Caller
+from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import Key
 from kvrouter.engines.families.base import Handoff
 from kvrouter.errors import FAILED
@@ -125,7 +126,8 @@ async def test_the_parts_of_the_time_to_the_first_token_add_up_to_it(
     await here.prefill[0].next_began()
     await land(node)
     assert (await held)[0] == 200
-    assert (await here.post(text()))[0] == 200
+    follow(here.app, here.app.settings.model_copy(update={"landing_timeout_s": 0.05}))
+    assert (await here.post(text()))[0] == 200  # their blocks do not land
     assert (await here.post(chat(stream=True), "/v1/chat/completions"))[0] == 200
     sums = await part_sums(here)
     whole = await metric(here, "kvrouter:time_to_first_token_seconds_sum")

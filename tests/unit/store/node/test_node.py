@@ -158,7 +158,7 @@ def test_idle_connections_to_the_http_port_take_few_descriptors(node: StoreProce
 
     before = files()
     with ExitStack() as idle:
-        for _ in range(400):
+        for _ in range(200):
             idle.enter_context(socket.create_connection(("127.0.0.1", node.http_port)))
         assert eventually(lambda: files() < before + 100)
         assert eventually(lambda: ask(node, "/healthz")[0] == 200)  # the silent ones give way
