@@ -1,9 +1,12 @@
 """With `--policy planner` prompts wait at the router for a prefill engine."""
 
 import asyncio
+from pathlib import Path
 
 from tests.fakes.engine import FakeEngine
 from tests.fakes.patience import until
+from tests.fakes.store import StoreProcess
+from tests.integration.router.ahead import MANIFEST, await_stat, land
 from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.app.process import drain
@@ -194,3 +197,27 @@ async def test_what_a_stream_loses_to_a_prompt_beside_it_is_counted(site: Open) 
     assert (await here.post(prompt(500)))[0] == 200
     assert await metric(here, "kvrouter:streams_stalled_seconds_total") > 0
     stream.cancel()
+
+
+async def test_while_a_prompt_waits_the_store_brings_its_blocks_from_the_disk(
+    site: Open, tmp_path: Path
+) -> None:
+    ids = list(range(100, 100 + TOKENS))
+    blocks = 64
+    with StoreProcess(tmp_path, "16MiB", "--disk", str(tmp_path), "--disk-size", "16MiB") as node:
+        await land(node, blocks, ids)
+        assert node.stop() == 0
+        node.start()
+        await land(node, 0)  # what makes a block
+
+        def announce(engines: list[FakeEngine]) -> None:
+            for engine in engines:
+                engine.manifest = MANIFEST.digest.hex()
+
+        here, legs = await occupied(site, store=node.url, prepare=announce)
+        legs.append(asyncio.create_task(here.post(text(prompt=ids))))
+        await waiting(here, 1)
+        await asyncio.to_thread(await_stat, node, "disk_promoted_total", blocks)
+        assert users(here.prefill[0]) == ["first 0"]
+        here.prefill[0].go.set()
+        await asyncio.gather(*legs)

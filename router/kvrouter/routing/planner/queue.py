@@ -199,8 +199,8 @@ _KEY: Final = attrgetter("key")
 class PrefillQueue:
     """All prompts of a router that wait for a prefill engine, of any model.
 
-    Its owner calls `plan` after each `submit`, when an engine's load fell, when engines joined or
-    left, and at the time that the last `plan` named.
+    Its owner calls `plan` after each `submit` and `withdraw`, when an engine's load fell, when
+    engines joined or left, and at the time that the last `plan` named.
     """
 
     engines: Callable[[Role, str | None], Sequence[Engine]]  # those that may be used now
@@ -227,11 +227,13 @@ class PrefillQueue:
         prompt.key = prompt.priority, prompt.work_s + AGING * come_s
         insort(self.waiting, prompt, key=_KEY)
 
-    def withdraw(self, prompt: QueuedPrompt) -> None:
-        """`prompt` waits no longer, if it did."""
-        if prompt in self.waiting:
+    def withdraw(self, prompt: QueuedPrompt) -> bool:
+        """`prompt` waits no longer. Returns whether it did: others may go then."""
+        waited = prompt in self.waiting
+        if waited:
             self.waiting.remove(prompt)
             self._shares.leave(prompt)
+        return waited
 
     def pace(self, model: str | None) -> float:
         """What estimates for `model` are multiplied by."""

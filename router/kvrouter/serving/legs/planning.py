@@ -81,7 +81,8 @@ class PrefillQueueWait:
             self._refuse_late(wait_s, prompt.work_s)
             return await self._turn(context, bound)
         finally:
-            self.queue.withdraw(prompt)
+            if self.queue.withdraw(prompt):
+                self.changed()
 
     async def _turn(self, context: RequestContext, bound: asyncio.Future[Plan]) -> Plan:
         since_s, limit_s = monotonic(), self.deadlines().first_byte_s
