@@ -216,16 +216,16 @@ class RouterSettings(
         ge=0,
         description="Skip the prefill leg if the decode engine has at most this many prompt "
         "tokens to compute, those of other requests included. Tokens that it holds or can load "
-        "do not count. Default: 0; with --policy planner 2048, and longer prompts by "
-        "--stall-weight.",
+        "do not count. Default: 0; with --policy planner "
+        "--stall-weight decides.",
         json_schema_extra={"metavar": "TOKENS"},
     )
     stall_weight: float = Field(
-        default=0.4,
+        default=0.6,
         ge=0,
         description="With --policy planner and without --prefill-threshold: a decode engine "
-        "computes a prompt itself if the first token comes sooner by more than this many seconds "
-        "for each second that a stream there pauses for it.",
+        "computes a prompt itself unless a prefill leg is sooner by more than 0.4 s. A second for "
+        "which a stream pauses for it counts as so many seconds.",
         json_schema_extra={"metavar": "SECONDS"},
     )
     max_predicted_ttft_s: float = Field(
@@ -417,9 +417,8 @@ class RouterSettings(
 
     @property
     def usual_prefill_threshold(self) -> int:
-        """`prefill_threshold`, or the policy's own."""
-        given = self.prefill_threshold
-        return POLICIES[self.policy].prefill_threshold if given is None else given
+        """`prefill_threshold`, or none."""
+        return self.prefill_threshold or 0
 
     @property
     def has_nodes(self) -> bool:

@@ -10,8 +10,8 @@ prompt that is worth most there at that time, and a slow engine gets fewer legs 
   the next prompt takes to fetch KV), or while all its legs are short (`SHORT_TOKENS`): one leg for
   each engine costs short prompts 43 % of the throughput. It is closed to all that come behind a
   prompt that waits for it: short ones without end would keep it from a long one.
-- A prompt goes to a decode engine alone if it lacks few tokens there, or if that is sooner by more
-  than what streams lose, each second of their pause weighed by `stall_weight`.
+- A prompt goes to a decode engine alone, unless its own leg is sooner by more than `LEG_S`; each
+  second that streams pause for it counts, weighed by `stall_weight`.
 
 Tried: the highest response ratio as the order (in bursts old long prompts hold the queue, all
 others go to decode engines, and streams drown); one leg that waits on each engine (10 to 46 %
@@ -44,6 +44,10 @@ HORIZON_S: Final = 0.02
 """A leg is sent so long before its engine is free: it travels meanwhile."""
 SHORT_TOKENS: Final = 2048
 """Tokens of prompts that may be under way on an engine, however many legs they are."""
+LEG_S: Final = 0.4
+"""By which a prompt's own leg must be sooner: it takes an engine from other prompts. A limit in
+tokens instead (2,048) is the same on a fast engine; where that many take 0.2 s beside 20 streams,
+whole answers take 1.4 times as long as with `prefix`."""
 MOST_LOCAL_S: Final = 1.0
 """Longest computation of a prompt beside streams."""
 HEDGE: Final = 0.3
@@ -205,7 +209,7 @@ class PrefillQueue:
 
     engines: Callable[[Role, str | None], Sequence[Engine]]  # those that may be used now
     policy: Planner  # chooses decode engines
-    stall_weight: float | None = 0.4  # None: only `prefill_threshold` spares prompts their leg
+    stall_weight: float | None = 0.6  # None: only `prefill_threshold` spares prompts their leg
     clock: Callable[[], float] = time.monotonic  # that of the engine pool
     is_home: Callable[[Engine], bool] | None = None  # whether it is ours first; None: all are
     waiting: list[QueuedPrompt] = field(default_factory=list, init=False)  # in order
@@ -354,9 +358,9 @@ class PrefillQueue:
     def _alone(
         self, prompt: QueuedPrompt, inputs: RouteInputs, option: Option, finish_s: float
     ) -> Plan | None:
-        """The plan without a prefill leg, if a decode engine has the answer begun sooner.
+        """The plan without a prefill leg, unless that has the answer begun sooner by `LEG_S`.
 
-        That is sooner by what the streams there lose, less what those lose that wait behind it.
+        What streams lose speaks for the leg; what those lose that wait behind it, against it.
         """
         if self.stall_weight is None:
             return None
@@ -379,7 +383,7 @@ class PrefillQueue:
         load_all_s = self.pace(inputs.model) * load_s(
             inputs.prompt_tokens - held * inputs.block_tokens
         )
-        if least_s > finish_s + behind_s + load_all_s:
+        if least_s > finish_s + behind_s + load_all_s + LEG_S:
             return None
         beside = costs.of(best)
         missing, ready_s = beside.computed_tokens, self._ready_s(beside, inputs)

@@ -25,8 +25,6 @@ class Policy(Protocol):
     """Which engine it chooses, for the help of `--policy`."""
     needs_hashes: ClassVar[bool]
     """Whether it uses `RouteInputs.matches`, `guesses` or `store_blocks`, which need token ids."""
-    prefill_threshold: ClassVar[int]
-    """Default of `--prefill-threshold`."""
 
     def plan(self, inputs: RouteInputs) -> Plan:
         """Decide. Never raises for valid inputs.

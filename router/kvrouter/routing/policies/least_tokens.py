@@ -23,7 +23,6 @@ class LeastTokens:
     name: ClassVar[str] = "least_tokens"
     summary: ClassVar[str] = "the one with the fewest tokens in flight"
     needs_hashes: ClassVar[bool] = False
-    prefill_threshold: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._turn = 0

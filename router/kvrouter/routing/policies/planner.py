@@ -14,4 +14,3 @@ class Planner(Prefix):
     summary: ClassVar[str] = (
         "as prefix, once a prefill engine is about to be free for the prompt: the shortest first"
     )
-    prefill_threshold: ClassVar[int] = 2048

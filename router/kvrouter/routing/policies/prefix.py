@@ -31,7 +31,6 @@ class Prefix:
     name: ClassVar[str] = "prefix"
     summary: ClassVar[str] = "also by the blocks that each engine and the store already hold"
     needs_hashes: ClassVar[bool] = True
-    prefill_threshold: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._turn = 0

@@ -19,7 +19,6 @@ class RoundRobin:
     name: ClassVar[str] = "round_robin"
     summary: ClassVar[str] = "in turn"
     needs_hashes: ClassVar[bool] = False
-    prefill_threshold: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._prefills = 0

@@ -205,6 +205,20 @@ def test_a_prompt_of_which_little_is_missing_is_computed_by_the_decode_engine() 
     assert bench.bound[0][1].why is Why.LITTLE_MISSING
 
 
+def test_the_slower_an_engine_the_fewer_tokens_it_computes_beside_streams() -> None:
+    bench = Bench(stall_weight=0.6)
+    for name, tokens, why in (("a", 600, Why.SOONER), ("long", 2000, Why.PREFILL)):
+        bench.submit(name, tokens)
+        bench.queue.plan()
+        assert bench.bound[-1][1].why is why
+        bench.end(name)
+    for _ in range(40):  # until the same prompt is known to take three times as long
+        bench.queue.learn("m", LONG, 1.0, 3.0 / bench.queue.pace("m"))
+    bench.submit("b", 600)
+    bench.queue.plan()
+    assert bench.bound[-1][1].why is Why.PREFILL
+
+
 @pytest.mark.parametrize(("weight", "why"), [(0.01, Why.SOONER), (1.0, Why.PREFILL)])
 def test_a_decode_engine_computes_a_prompt_where_that_is_worth_the_pause_of_its_streams(
     weight: float, why: Why
