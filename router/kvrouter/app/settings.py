@@ -44,6 +44,7 @@ from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
+from kvrouter.routing.planner.queue import LEG_S
 from kvrouter.routing.policies import POLICIES, PolicyName
 from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
@@ -216,16 +217,15 @@ class RouterSettings(
         ge=0,
         description="Skip the prefill leg if the decode engine has at most this many prompt "
         "tokens to compute, those of other requests included. Tokens that it holds or can load "
-        "do not count. Default: 0; with --policy planner "
-        "--stall-weight decides.",
+        "do not count. Default: 0; with --policy planner --stall-weight decides.",
         json_schema_extra={"metavar": "TOKENS"},
     )
     stall_weight: float = Field(
         default=0.6,
         ge=0,
         description="With --policy planner and without --prefill-threshold: a decode engine "
-        "computes a prompt itself unless a prefill leg is sooner by more than 0.4 s. A second for "
-        "which a stream pauses for it counts as so many seconds.",
+        f"computes a prompt itself unless a prefill leg is sooner by more than {LEG_S:g} s. A "
+        "second for which a stream pauses for it counts as so many seconds.",
         json_schema_extra={"metavar": "SECONDS"},
     )
     max_predicted_ttft_s: float = Field(

@@ -209,7 +209,7 @@ class PrefillQueue:
 
     engines: Callable[[Role, str | None], Sequence[Engine]]  # those that may be used now
     policy: Planner  # chooses decode engines
-    stall_weight: float | None = 0.6  # None: only `prefill_threshold` spares prompts their leg
+    stall_weight: float | None  # None: only `prefill_threshold` spares prompts their leg
     clock: Callable[[], float] = time.monotonic  # that of the engine pool
     is_home: Callable[[Engine], bool] | None = None  # whether it is ours first; None: all are
     waiting: list[QueuedPrompt] = field(default_factory=list, init=False)  # in order
