@@ -25,6 +25,9 @@ UNCOUNTED: Final = 6
 """How many times as long an engine without counters may stall: its parser may hold text back."""
 PREFILL_ALONE: Final = 2
 """How many times as long an engine may be silent that has nothing but prefill legs."""
+SUSPECT: Final = 0.6
+"""An engine that is silent for this part of its time is asked at once: checks are 5 s apart, and
+two that wait 5 s each for their answer would find it out after 15 s."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class Pulse:
     clock: Callable[[], float]  # seconds
     limits: LifeLimits
     missed: int = 0  # checks since the last answer
+    unread: int = 0  # looks since then that got none
     last_s: float = 0.0  # the latest sign
 
     def __post_init__(self) -> None:
@@ -55,7 +59,8 @@ class Pulse:
 
     def answered(self) -> None:
         """The server answered a check, well or not."""
-        self.missed, self.last_s = 0, self.clock()
+        self.missed = self.unread = 0
+        self.last_s = self.clock()
 
     def showed(self, at_s: float) -> None:
         """It gave another sign of life then."""
@@ -66,10 +71,16 @@ class Pulse:
         """Seconds since the latest sign."""
         return self.clock() - self.last_s
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is silent for so long that it has to be asked."""
+        return self.silent_s >= self.limits.silence_s * SUSPECT
+
     def is_gone(self, *, prefills_alone: bool) -> bool:
         """Whether it is silent for too long; its legs, if there are any, may be silent ones."""
         patience_s = self.limits.silence_s * (PREFILL_ALONE if prefills_alone else 1)
-        return self.missed >= self.limits.failed_checks and self.silent_s >= patience_s
+        failed = self.missed + self.unread >= self.limits.failed_checks
+        return failed and self.silent_s >= patience_s
 
 
 class Look(Enum):

@@ -136,8 +136,7 @@ class LifeWatch:
         if engine in self._looks or engine.identity is None:
             return
         due = {self.lives.progress(target).due() for target in engine.targets}
-        pulse = self.lives.pulse(engine)
-        if pulse.missed and pulse.silent_s >= self.lives.limits.silence_s / 2:
+        if self.lives.pulse(engine).is_suspect:
             due.add(Look.COUNTERS)
         if Look.COUNTERS in due:
             self._begin(engine, self._read_counters(engine))
@@ -154,6 +153,7 @@ class LifeWatch:
             page = (await self.client.ask(engine, "/metrics", None, deadline_s)).body
         except ProbeFailed as error:
             if not 400 <= error.status < 500:
+                self.lives.pulse(engine).unread += error.silent
                 for target in engine.targets:
                     self.lives.progress(target).unanswered()
                 return

@@ -1,9 +1,11 @@
-"""The watch over engines, by a clock that the tests turn, without connections to any."""
+"""The watch over engines, by a clock that the tests turn."""
 
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.fakes.patience import until
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, Role
@@ -18,10 +20,10 @@ from kvrouter.membership.probe_client import ProbeClient
 class Place:
     """One engine with a leg, and its watch."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, address: str = "127.0.0.1:1") -> None:
         self.clock = clock
         self.pool = EnginePool(clock)
-        self.engine = joined(self.pool, "127.0.0.1:1", Role.BOTH)
+        self.engine = joined(self.pool, address, Role.BOTH)
         self.opened: dict[Engine, OpenConnections] = {}
         self.event_s: float | None = None
         self.watch = LifeWatch(
@@ -75,6 +77,28 @@ async def test_a_silent_engine_leaves_and_then_its_legs_end(
     assert "no sign of life" in place.opened[place.engine].cut_off
     ticket.release()
     assert place.engine.prefills == 0
+
+
+async def test_an_engine_that_froze_behind_a_check_is_gone_in_time_all_the_same(
+    clock: Clock,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        here = Place(clock, f"127.0.0.1:{mute.getsockname()[1]}")
+        here.watch.client.timeout_s = 0.05
+        here.pool.reserve(here.engine, 1)
+        clock.pass_s(5.9)
+        here.watch.tick()
+        for looks in (1, 2):
+            clock.pass_s(2)
+            here.watch.tick()
+            await until(lambda looks=looks: here.pulse.unread == looks)
+        assert here.engine.identity is not None
+        clock.pass_s(0.1)
+        here.watch.tick()
+        assert here.engine.left_for == "silent"
+        assert here.pulse.missed == 0
+        await here.watch.close()
+        await here.watch.client.close()
 
 
 async def test_legs_end_on_an_engine_that_had_left_before_it_fell_silent(place: Place) -> None:
