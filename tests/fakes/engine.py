@@ -28,7 +28,7 @@ class FakeEngine:
         mode: what it does with a completion: "ok"; "500"; "drop" (the connection breaks before the
             answer); "drop_head" (after the head, before a byte); "drop_mid" (after two events, or
             half an answer); "hang" (never answers); "hang_mid" (two events, then nothing);
-            "garbage"; "held" (answers once `go` is set).
+            "garbage"; "held" (answers once `go` is set, in the mode of that time).
         healthy: while not set, its health check does not answer.
         waits: whether it says that it waits for KV which it is told is coming.
         requests: bodies of completions and chats, in order; `headers` stand beside them.
@@ -206,6 +206,7 @@ class FakeEngine:
     async def _answer(self, exchange: Exchange, body: Json, mode: str) -> None:
         if mode == "held":
             await self.go.wait()
+            mode = self.mode
         problem = self._problem(body)
         if problem is not None:
             exchange.respond(problem[0], json.dumps({"error": problem[1]}).encode())

@@ -52,6 +52,11 @@ class Breaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self.clock() < self._retry_at else BreakerState.HALF_OPEN
 
+    @property
+    def retry_s(self) -> float | None:
+        """When, on the clock, an OPEN one will let a trial pass; None: it is not OPEN."""
+        return self._retry_at if self.state is BreakerState.OPEN else None
+
     def allows(self) -> bool:
         """Whether a request may be sent now. Changes nothing."""
         if not self._opened:

@@ -280,6 +280,13 @@ class EnginePool:
             return ready
         return tuple(e for e in ready if e.breaker is None or e.breaker.allows())
 
+    @property
+    def next_trial_s(self) -> float | None:
+        """When, on the clock, a breaker will let a request pass; None: none is open."""
+        breakers = (engine.breaker for engine in self._unsettled if engine.breaker is not None)
+        times_s = (breaker.retry_s for breaker in breakers)
+        return min((at_s for at_s in times_s if at_s is not None), default=None)
+
     def domain(self, model: str) -> HashDomain | None:
         """The hash domain of most engines of `model`, decode engines first; None: unknown.
 

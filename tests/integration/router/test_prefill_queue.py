@@ -10,7 +10,9 @@ from tests.integration.router.ahead import MANIFEST, await_stat, land
 from tests.integration.router.conftest import Open, Site, metric, text
 
 from kvrouter.app.process import drain
+from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role
+from kvrouter.http.failure import Failure
 
 PLANNER = {"policy": "planner", "prefill_threshold": 0}
 TOKENS = 5000
@@ -116,6 +118,36 @@ async def test_an_engine_that_crashes_keeps_nobody_waiting(site: Open) -> None:
     await until(lambda: here.app.core.pool.engines(Role.PREFILL, "m"))
     assert (await here.post(prompt(user="later")))[0] == 200
     assert users(here.prefill[0]) == ["first 0", "later"]
+
+
+async def test_a_prompt_that_waits_is_the_trial_of_an_engine_that_failed(site: Open) -> None:
+    here = await site(2, 1, **PLANNER, cb_failure_threshold=1, cb_timeout_s=0.3)
+    failed, busy = here.prefill
+    broken = here.app.core.pool.find(failed.address)
+    assert broken is not None
+    busy.mode = "held"
+    here.app.core.pool.failed(broken, Failure.STATUS)
+    legs = [asyncio.create_task(here.post(prompt(120_000, user="long")))]  # 13 s
+    await busy.next_began()
+    legs.append(asyncio.create_task(here.post(prompt(user="waits"))))
+    await waiting(here, 1)
+    assert not users(failed)
+    await until(lambda: users(failed) == ["waits"], 5.0)
+    assert (await legs[1])[0] == 200
+    assert here.app.core.pool.state(broken) is BreakerState.CLOSED
+    busy.go.set()
+    assert (await legs[0])[0] == 200
+
+
+async def test_a_breaker_that_opens_leaves_prompts_to_decode_engines(site: Open) -> None:
+    here, legs = await occupied(site, cb_failure_threshold=1, cb_timeout_s=60.0)
+    legs.append(asyncio.create_task(here.post(prompt(user="waits"))))
+    await waiting(here, 1)
+    here.prefill[0].mode = "500"
+    here.prefill[0].go.set()
+    assert [(await leg)[0] for leg in legs] == [200] * 2
+    assert "waits" in users(here.decode[0])
+    await waiting(here, 0)
 
 
 async def test_a_router_that_stops_lets_waiting_prompts_have_their_answers(site: Open) -> None:

@@ -33,7 +33,7 @@ class PrefillQueueWait:
     """Lets prompts await their turn in a `PrefillQueue`; all on one event loop.
 
     The queue is looked at when a prompt comes, when load fell or engines changed, and at the time
-    that the queue itself names: one timer.
+    that the queue itself names, or a circuit breaker: one timer.
     """
 
     queue: PrefillQueue
@@ -122,7 +122,8 @@ class PrefillQueueWait:
             if handle is not None:
                 handle.cancel()
         self._timer = self._soon = None
-        ring_s = self.queue.plan()
-        if ring_s is not None:
-            wait_s = ring_s - self.queue.clock()
+        ring_s, trial_s = self.queue.plan(), self.pool.next_trial_s
+        due_s = min((at_s for at_s in (ring_s, trial_s) if at_s is not None), default=None)
+        if due_s is not None and self.queue.waiting:
+            wait_s = due_s - self.queue.clock()
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
