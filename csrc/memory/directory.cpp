@@ -1,6 +1,7 @@
 #include "memory/directory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace kv {
@@ -34,8 +35,9 @@ void DirectoryWindow::write(DirectoryEntry& entry, uint64_t offset, uint32_t crc
 }
 
 size_t directory_bytes(uint64_t pool_bytes) {
-  constexpr uint64_t kShare = 512, kLeast = 4096;
-  return std::bit_floor(std::max(pool_bytes / kShare, kLeast));
+  constexpr uint64_t kShare = 512, kSmallShare = 128, kSmallMost = 64 << 20, kLeast = 4096;
+  const uint64_t small = std::bit_ceil(std::min(pool_bytes / kSmallShare, kSmallMost));
+  return std::max({std::bit_floor(pool_bytes / kShare), small, kLeast});
 }
 
 Directory::Directory(void* memory, size_t bytes)

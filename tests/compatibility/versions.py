@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def earlier() -> Version:
     """The earlier version, which is built where it is not kept. Raises NoHistory."""
     default = Path.home() / ".cache/kvrouter-tests"
     cache = Path(os.environ.get("KVROUTER_TEST_CACHE", default))
-    kept = cache / f"kvrouter-{EARLIER}-{sysconfig.get_config_var('SOABI')}"
+    kept = cache / f"kvrouter-{EARLIER}-whole-{sysconfig.get_config_var('SOABI')}"
     if not kept.exists():
         sources = _sources()
         cache.mkdir(parents=True, exist_ok=True)
@@ -83,16 +82,17 @@ def _sources() -> bytes:
 
 
 def _build(sources: bytes, work: Path) -> Path:
-    """Build with this Python and its tools; returns a folder with the packages."""
+    """Build with this Python and its tools; returns a folder with it and all that it needs."""
     with tarfile.open(fileobj=io.BytesIO(sources)) as archive:
         archive.extractall(work / "tree", filter="data")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    tools = Path(sys.executable).parent
+    pip, tools = [sys.executable, "-m", "pip"], Path(sys.executable).parent
+    command = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run(
-        [*command, "--no-build-isolation", "--wheel-dir", work, work / "tree"],
+        [*command, "--wheel-dir", work, work / "tree"],
         check=True,
         env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
     )
     (wheel,) = work.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(work / "packages")
+    command = [*pip, "install", "--quiet", "--target", work / "packages", wheel]
+    subprocess.run(command, check=True)
     return work / "packages"

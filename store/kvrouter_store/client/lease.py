@@ -18,6 +18,7 @@ from kvrouter_store.connection.channel import Channel, Registration
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import CorruptBlock, LeaseLost, StoreUnavailable
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter_store.client.blocking import StoreClient
@@ -70,6 +71,20 @@ class Lease:
     def places(self, part: int = 0) -> list[tuple[int, int]]:
         """Of one part of each block, its offset in the pool and its digest; empty if not mapped."""
         return self._slots.get(part, [])
+
+    def is_listed(self, part: int = 0) -> bool:
+        """Whether the directory shows all blocks there, so that other processes find them too.
+
+        It has no room for each block of a pool whose blocks are very small.
+        """
+        directory, offsets = self._channel.directory, [offset for offset, _ in self.places(part)]
+        hashes = self._hashes[: len(offsets) * HASH_BYTES]
+        try:
+            return directory is not None and bool(
+                directory.at(self.known.names, part, hashes, offsets)
+            )
+        except ValueError:  # the connection broke, and took the directory with it
+            return False
 
     @property
     def held(self) -> bool:

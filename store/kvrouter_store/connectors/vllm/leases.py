@@ -57,7 +57,10 @@ class Context(Protocol):
 
 @dataclass
 class _Answer:
-    """What the store has of what was asked for. stale: not in the pool that the ranks have."""
+    """What the store has of what was asked for.
+
+    stale: the ranks would not find it: it is in another pool than theirs, or not in its directory.
+    """
 
     leases: list[Lease] = field(default_factory=list)
     places: dict[bytes, Place] = field(default_factory=dict)
@@ -335,7 +338,7 @@ class Leases:
             if lease is None:
                 return
             answer.leases.append(lease)
-            answer.stale |= lease.known.epoch != epoch
+            answer.stale |= lease.known.epoch != epoch or not lease.is_listed(PART)
             if answer.stale:
                 return
             answer.names[group] = lease.known.spec_id, lease.known.part_ids

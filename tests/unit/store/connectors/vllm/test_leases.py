@@ -98,6 +98,31 @@ def test_one_question_leases_the_leading_blocks_and_tells_where_they_are(
     assert leases.holding == 0
 
 
+def test_what_has_no_place_in_the_directory_is_loaded_another_way(tmp_path: Path) -> None:
+    """By way of vLLM's host memory: the ranks would not find it, and it would be computed."""
+    small, hashes = manifest_of(4096), chain_of(220)
+    node = StoreServer(unix_path=str(tmp_path / "s"), pool_bytes=1 << 20, granule_bytes=4096)
+    node.start()  # its directory has 128 entries
+    client = StoreClient(f"kv://127.0.0.1:{node.port}")
+    for at in range(0, len(hashes), 32 * 55):
+        put_chain(client, small, hashes[at : at + 32 * 55])
+    link = StoreLink(client, small, logging.getLogger("leases"), engine="e1")
+    link.start()
+    leases = leases_over(link)
+    listed, lost = Request("listed"), Request("lost")
+    answered(leases, keys_of(hashes[:64]), listed)
+    assert len(leases.places(listed)) == 2
+    leases.ended(listed)
+    assert leases.serves(lost)
+    assert leases.asks(keys_of(hashes), lost, 1e9)
+    assert eventually(lambda: leases.flush() or not leases.serves(lost))
+    assert not leases.places(lost)
+    leases.close()
+    assert eventually(lambda: node.stats()["leased_blocks"] == 0)
+    link.close()
+    node.stop()
+
+
 @pytest.mark.parametrize("how", ["drop", "ended", "forget"])
 def test_what_is_not_loaded_is_given_back(
     server: StoreServer, client: StoreClient, leases: Leases, how: str
