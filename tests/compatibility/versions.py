@@ -86,13 +86,12 @@ def _build(sources: bytes, work: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(sources)) as archive:
         archive.extractall(work / "tree", filter="data")
     pip, tools = [sys.executable, "-m", "pip"], Path(sys.executable).parent
-    command = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    make = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run(
-        [*command, "--wheel-dir", work, work / "tree"],
+        [*make, "--wheel-dir", work, work / "tree"],
         check=True,
         env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
     )
     (wheel,) = work.glob("*.whl")
-    command = [*pip, "install", "--quiet", "--target", work / "packages", wheel]
-    subprocess.run(command, check=True)
+    subprocess.run([*pip, "install", "--quiet", "--target", work / "packages", wheel], check=True)
     return work / "packages"

@@ -38,6 +38,21 @@ def test_hits_that_need_no_host_memory_are_all_loaded(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_long_prompts_in_small_blocks_are_loaded_whole_from_a_full_store(
+    vllm_python: Path, site: Path | None, here: str
+) -> None:
+    """Prints what they cost vLLM's scheduler, too."""
+    model = model_folder(TINY, vllm_python)
+    done = run_inside(vllm_python, [site], "long_prompt.py", model, here)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert found["blocks"] == [2000] * 6
+    assert found["failed"] == 0
+
+
+@pytest.mark.vllm
 @pytest.mark.timeout(200)
 def test_what_a_request_may_not_load_and_what_no_sound_store_says_is_computed(
     vllm_python: Path, site: Path | None, here: str

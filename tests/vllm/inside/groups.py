@@ -187,19 +187,21 @@ def content_bytes(spec: Any) -> int:
 
 def read(spec: Any, begin: int) -> range:
     """Whole blocks that a step from token `begin` on reads."""
-    whole = begin // BLOCK
+    size = spec.block_size
+    whole = begin // size
     if isinstance(spec, MambaSpec):  # within a block, the state is in the running one
-        return range(whole - 1, whole) if begin and begin % BLOCK == 0 else range(0)
+        return range(whole - 1, whole) if begin and begin % size == 0 else range(0)
     if isinstance(spec, SlidingWindowSpec):
-        return range(max(0, begin - spec.sliding_window + 1) // BLOCK, whole)
+        return range(max(0, begin - spec.sliding_window + 1) // size, whole)
     return range(whole)
 
 
 def written(spec: Any, begin: int, end: int) -> range:
     """Blocks that are whole after a step over these tokens, and were not before."""
+    size = spec.block_size
     if isinstance(spec, MambaSpec):  # its state is where the step ends
-        return range(end // BLOCK - 1, end // BLOCK) if end % BLOCK == 0 else range(0)
-    return range(begin // BLOCK, end // BLOCK)
+        return range(end // size - 1, end // size) if end % size == 0 else range(0)
+    return range(begin // size, end // size)
 
 
 def content(spec: Any, block_hash: bytes, layer: str, weights: int, rank: int) -> Any:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from tests.vllm.inside.groups import BLOCK, Cache, Kind, cached, content, layer_specs, read, written
+from tests.vllm.inside.groups import Cache, Kind, cached, content, layer_specs, read, written
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -72,8 +72,12 @@ class Engine:
         *,
         ranks: int = 1,
         scheduler_first: bool = False,
+        longest: int = 4096,
+        step_tokens: int = STEP_TOKENS,
     ) -> None:
-        self.config = configured(model, kind, blocks, settings, ranks)
+        self.config = configured(
+            model, kind, blocks, settings, ranks=ranks, longest=longest, step_tokens=step_tokens
+        )
         self.ranks = [Rank(number, cached(kind, blocks, ranks)) for number in range(ranks)]
         self.cache = self.ranks[0].cache.config
         tokens = resolve_kv_cache_block_sizes(self.cache, self.config)
@@ -268,17 +272,26 @@ class Engine:
 
 
 def configured(
-    model: str, kind: Kind, blocks: int, settings: dict[str, Any], ranks: int
+    model: str,
+    kind: Kind,
+    blocks: int,
+    settings: dict[str, Any],
+    *,
+    ranks: int,
+    longest: int,
+    step_tokens: int,
 ) -> VllmConfig:
     """vLLM's configuration, as its command line makes it."""
+    block_tokens = kind.specs[0].block_size
     config = EngineArgs(
         model=model,
         skip_tokenizer_init=True,
         dtype="bfloat16",
-        max_model_len=4096,
+        hf_overrides={"max_position_embeddings": longest},
+        max_model_len=longest,
         max_num_seqs=8,
-        max_num_batched_tokens=STEP_TOKENS,
-        block_size=BLOCK,
+        max_num_batched_tokens=step_tokens,
+        block_size=block_tokens,
         tensor_parallel_size=ranks,
         async_scheduling=False,
         prefix_caching_hash_algo="sha256_cbor",
@@ -292,7 +305,7 @@ def configured(
     ).create_engine_config()
     cache = config.cache_config
     cache.kv_cache_layout, cache.num_gpu_blocks = kind.layout, blocks
-    cache.mamba_cache_mode, cache.mamba_block_size = "align", BLOCK
+    cache.mamba_cache_mode, cache.mamba_block_size = "align", block_tokens
     return config
 
 
