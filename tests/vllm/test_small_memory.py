@@ -10,11 +10,26 @@ from tests.vllm.run_inside import run_inside
 
 from kvrouter_store._core import StoreServer
 
+POOL_BYTES = 256 << 20
+WHOLE = {"latents": [12], "two windows": [12, 2, 5], "latents, window, state": [12, 2, 1]}
+"""Blocks of each group that a prompt loads, by kind."""
+AT_ONCE = ((20, 8), (48, 12), (48, 30))
+"""Chunks of host memory, and prompts of 12 chunks that wait for them."""
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[str]:
     """A store whose memory engines can map."""
-    node = StoreServer(pool_bytes=64 << 20, unix_path=str(tmp_path / "store"))
+    node = StoreServer(pool_bytes=POOL_BYTES, unix_path=str(tmp_path / "store"))
+    node.start()
+    yield f"kv://127.0.0.1:{node.port}"
+    node.stop()
+
+
+@pytest.fixture
+def away() -> Iterator[str]:
+    """A store that engines reach by TCP."""
+    node = StoreServer(pool_bytes=POOL_BYTES)
     node.start()
     yield f"kv://127.0.0.1:{node.port}"
     node.stop()
@@ -31,10 +46,10 @@ def test_hits_that_need_no_host_memory_are_all_loaded(
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
-    for kind, one in (("latents", [12]), ("two windows", [12, 2, 5])):
-        assert found[f"{kind}, 8 chunks, 1 prompts"] == one
-        assert found[f"{kind}, 40 chunks, 1 prompts"] == one
-        assert found[f"{kind}, 20 chunks, 8 prompts"] == [8 * blocks for blocks in one]
+    for kind, one in WHOLE.items():
+        for chunks, many in ((8, 1), (40, 1), *AT_ONCE):
+            loaded = found[f"{kind}, {chunks} chunks, {many} prompts"]
+            assert loaded == [many * blocks for blocks in one], (kind, chunks, many)
 
 
 @pytest.mark.vllm
@@ -48,7 +63,7 @@ def test_long_prompts_in_small_blocks_are_loaded_whole_from_a_full_store(
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
-    assert found["blocks"] == [2000] * 6
+    assert found["blocks"] == [2000] * 10
     assert found["failed"] == 0
 
 
@@ -71,19 +86,17 @@ def test_what_a_request_may_not_load_and_what_no_sound_store_says_is_computed(
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_hits_that_need_many_times_the_host_memory_are_loaded_and_longer_prompts_in_part(
-    vllm_python: Path, site: Path | None, store_url: str
+    vllm_python: Path, site: Path | None, away: str
 ) -> None:
     """Every byte that is read is compared (inside/scheduled.py)."""
     model = model_folder(TINY, vllm_python)
-    done = run_inside(vllm_python, [site], "small_memory.py", model, store_url)
+    done = run_inside(vllm_python, [site], "small_memory.py", model, away)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
     assert not [name for name, blocks in found.items() if blocks is None]
     assert found["latents, 8 chunks, 1 prompts"] == [8]
-    assert found["latents, 40 chunks, 1 prompts"] == [12]
-    assert found["two windows, 40 chunks, 1 prompts"] == [12, 2, 5]
-    assert found["latents, window, state, 40 chunks, 1 prompts"] == [12, 2, 1]
-    assert found["latents, 20 chunks, 8 prompts"] == [96]
-    assert found["two windows, 20 chunks, 8 prompts"] == [96, 16, 40]
-    assert found["latents, window, state, 20 chunks, 8 prompts"] == [96, 16, 8]
+    for kind, one in WHOLE.items():
+        for chunks, many in ((40, 1), *AT_ONCE):
+            loaded = found[f"{kind}, {chunks} chunks, {many} prompts"]
+            assert loaded == [many * blocks for blocks in one], (kind, chunks, many)

@@ -17,7 +17,7 @@ from tests.vllm.inside.groups import Kind, full
 from tests.vllm.inside.scheduled import Engine
 from vllm.v1.kv_offload.base import LookupResult
 
-TOKENS, BLOCK, PROMPTS, STEP_TOKENS = 32_000, 16, 6, 8192
+TOKENS, BLOCK, PROMPTS, STEP_TOKENS = 32_000, 16, 10, 8192
 KIND = Kind((replace(full(), block_size=BLOCK, num_kv_heads=1, page_size_padded=None),))
 
 

@@ -12,10 +12,10 @@ from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.connectors.vllm import pace
 
-PROMPTS, PROMPT_BLOCKS = 8, 12
+PROMPT_BLOCKS = 12
 MOST_STEPS = 2000  # those that end need a hundredth of it
 pace.ASSUMED_S = 1.0  # so that nobody gives up, however crowded the machine is
-ENOUGH = 4 * PROMPTS * PROMPT_BLOCKS  # chunks
+ENOUGH = 1000  # chunks
 
 
 def prompts(many: int) -> list[list[int]]:
@@ -60,6 +60,12 @@ if __name__ == "__main__":
     found = {
         f"{kind}, {chunks} chunks, {many} prompts": loaded(kind, model, url, chunks, many)
         for kind in ("latents", "two windows", "latents, window, state")
-        for chunks, many in ((8, 1), (40, 1), (20, PROMPTS))
+        for chunks, many in (
+            (8, 1),
+            (40, 1),
+            (20, 8),
+            (4 * PROMPT_BLOCKS, 12),
+            (4 * PROMPT_BLOCKS, 30),
+        )
     }
     print("\n" + json.dumps(found), flush=True)

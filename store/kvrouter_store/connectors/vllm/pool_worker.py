@@ -227,7 +227,7 @@ class PoolWorker(OffloadingWorker):  # type: ignore[misc]
         pool = self.pool
         places = None if pool is None else pool.find(src_spec)
         if pool is None or places is None:
-            self._failed.add(src_spec.request_id)
+            self._fail(src_spec.request_id, "are not where they were leased")
             self._refused.append(TransferResult(job_id, True, 0, 0.0))
             return True
         src_spec.begin(pool.channel.hello.granule_bytes)
@@ -285,11 +285,14 @@ class PoolWorker(OffloadingWorker):  # type: ignore[misc]
             copies.shutdown()
         self.host.shutdown()
 
+    def _fail(self, request_id: str, why: str) -> None:
+        log.warning("blocks in the store's memory %s: the prompt is computed (%s)", why, request_id)
+        self._failed.add(request_id)
+
     def _ended(self, job_id: int, load: _Load) -> TransferResult:
         assert load.copied is not None
         if not load.good:
-            self._failed.add(load.request_id)
-            log.warning("blocks in the store's memory are not what they were: they are not used")
+            self._fail(load.request_id, "are not what they were")
         return TransferResult(job_id, True, load.copied.transfer_size, load.copied.transfer_time)
 
     def _retire(self) -> None:
