@@ -44,7 +44,7 @@ from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
-from kvrouter.routing.planner.queue import LEG_S
+from kvrouter.routing.planner.queue import SHORT_PAUSE_S
 from kvrouter.routing.policies import POLICIES, PolicyName
 from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
@@ -221,11 +221,11 @@ class RouterSettings(
         json_schema_extra={"metavar": "TOKENS"},
     )
     stall_weight: float = Field(
-        default=0.6,
+        default=1.0,
         ge=0,
         description="With --policy planner and without --prefill-threshold: a decode engine "
-        f"computes a prompt itself unless a prefill leg is sooner by more than {LEG_S:g} s. A "
-        "second for which a stream pauses for it counts as so many seconds.",
+        f"computes a prompt itself if it then computes for at most {SHORT_PAUSE_S:g} s, or where "
+        "that is sooner. A second for which a stream pauses for it counts as so many seconds.",
         json_schema_extra={"metavar": "SECONDS"},
     )
     max_predicted_ttft_s: float = Field(

@@ -10,8 +10,8 @@ prompt that is worth most there at that time, and a slow engine gets fewer legs 
   the next prompt takes to fetch KV), or while all its legs are short (`SHORT_TOKENS`): one leg for
   each engine costs short prompts 43 % of the throughput. It is closed to all that come behind a
   prompt that waits for it: short ones without end would keep it from a long one.
-- A prompt goes to a decode engine alone, unless its own leg is sooner by more than `LEG_S`; each
-  second that streams pause for it counts, weighed by `stall_weight`.
+- A prompt goes to a decode engine alone if that computes for at most `SHORT_PAUSE_S` then, or if it
+  is sooner there; each second that streams pause for it counts, weighed by `stall_weight`.
 
 Tried: the highest response ratio as the order (in bursts old long prompts hold the queue, all
 others go to decode engines, and streams drown); one leg that waits on each engine (10 to 46 %
@@ -44,10 +44,9 @@ HORIZON_S: Final = 0.02
 """A leg is sent so long before its engine is free: it travels meanwhile."""
 SHORT_TOKENS: Final = 2048
 """Tokens of prompts that may be under way on an engine, however many legs they are."""
-LEG_S: Final = 0.4
-"""By which a prompt's own leg must be sooner: it takes an engine from other prompts. A limit in
-tokens instead (2,048) is the same on a fast engine; where that many take 0.2 s beside 20 streams,
-whole answers take 1.4 times as long as with `prefix`."""
+SHORT_PAUSE_S: Final = 0.075
+"""What streams may lose without reckoning. A limit in tokens (2,048) is the same on a fast engine;
+where that many take 0.2 s beside 20 streams, answers take 1.4 times as long as with `prefix`."""
 MOST_LOCAL_S: Final = 1.0
 """Longest computation of a prompt beside streams."""
 HEDGE: Final = 0.3
@@ -358,23 +357,26 @@ class PrefillQueue:
     def _alone(
         self, prompt: QueuedPrompt, inputs: RouteInputs, option: Option, finish_s: float
     ) -> Plan | None:
-        """The plan without a prefill leg, unless that has the answer begun sooner by `LEG_S`.
+        """The plan without a prefill leg, if a decode engine has the answer begun sooner.
 
-        What streams lose speaks for the leg; what those lose that wait behind it, against it.
+        What streams lose speaks for the leg, unless it is short; what those lose that wait behind
+        it, against it.
         """
         if self.stall_weight is None:
             return None
         costs = self._beside_streams(prompt, inputs)
-        best, least_s = None, inf
+        best, least = None, (True, inf)
         for engine in inputs.decode:
             lead_s, work_s, _ = costs.parts(engine)
             if work_s > MOST_LOCAL_S:
                 continue
-            ready_s = self._computing_s(engine, inputs) + lead_s + work_s
-            price_s = ready_s + self.stall_weight * engine.requests * work_s
+            computes_s = self._computing_s(engine, inputs) + work_s
+            price_s, pauses = lead_s + computes_s, computes_s > SHORT_PAUSE_S
+            if pauses:
+                price_s += self.stall_weight * engine.requests * work_s
             whole = engine.identity is None or engine.identity.can_serve_whole
-            if price_s < least_s and whole:
-                best, least_s = engine, price_s
+            if (pauses, price_s) < least and whole:
+                best, least = engine, (pauses, price_s)
         if best is None:
             return None
         waiting = len(self.waiting) / max(len(inputs.prefill), 1)
@@ -383,7 +385,8 @@ class PrefillQueue:
         load_all_s = self.pace(inputs.model) * load_s(
             inputs.prompt_tokens - held * inputs.block_tokens
         )
-        if least_s > finish_s + behind_s + load_all_s + LEG_S:
+        pauses, least_s = least
+        if pauses and least_s > finish_s + behind_s + load_all_s:
             return None
         beside = costs.of(best)
         missing, ready_s = beside.computed_tokens, self._ready_s(beside, inputs)

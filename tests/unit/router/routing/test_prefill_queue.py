@@ -206,7 +206,7 @@ def test_a_prompt_of_which_little_is_missing_is_computed_by_the_decode_engine() 
 
 
 def test_the_slower_an_engine_the_fewer_tokens_it_computes_beside_streams() -> None:
-    bench = Bench(stall_weight=0.6)
+    bench = Bench(stall_weight=1.0)
     for name, tokens, why in (("a", 600, Why.SOONER), ("long", 2000, Why.PREFILL)):
         bench.submit(name, tokens)
         bench.queue.plan()
