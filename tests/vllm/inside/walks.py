@@ -23,6 +23,7 @@ from tests.vllm.inside.late_copies import use_late_copies
 from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.vllm.leases import Leases
 from kvrouter_store.errors import KVStoreError
 
 POOL_BYTES = 32 << 20
@@ -187,13 +188,20 @@ class Walk:
         self.seen["pool overwritten"] += 1
 
     def kill_store(self) -> None:
-        """The store dies with all that it holds; engines make some steps without it."""
+        """The store dies with all that it holds; engines make some steps without it.
+
+        Now and then they have mapped the new one's memory before anything else happens.
+        """
         self._note_pins("the store died", *self.engines)
+        epochs = [leases_of(engine).epoch for engine in self.engines]
         self._store.kill()
         for _ in range(self._random.randrange(40)):
             self.step()
         self._store = Store(self._store.port, self._path)
         self.seen["store killed"] += 1
+        if self._random.random() < 0.5:
+            for engine, epoch in zip(self.engines, epochs, strict=True):
+                self._until_mapped(engine, epoch)
 
     def stall_store(self) -> None:
         """The store hangs while engines make some steps."""
@@ -222,10 +230,7 @@ class Walk:
                 self._step(engine)
                 assert time.monotonic() < until, engine.waiting()
             assert not engine.leaks(), engine.leaks()
-            leases = engine.connector.scheduler.manager.leases
-            while self._path and not leases.epoch:  # all ranks map the store's memory again
-                self._step(engine)
-                assert time.monotonic() < until, "a rank did not tell that it has mapped the store"
+            self._until_mapped(engine)
 
     def close(self) -> None:
         """End engines and store."""
@@ -251,6 +256,17 @@ class Walk:
         ranks = self.kind.ranks[number]
         return Engine(self.kind, self._model, blocks, settings, ranks=ranks, scheduler_first=first)
 
+    def _until_mapped(self, engine: Engine, epoch: int = 0) -> None:
+        """All ranks map the store's memory again, after the life `epoch` of a node.
+
+        The steps until then are none of the walk's.
+        """
+        steps, until = self.seen["steps"], time.monotonic() + END_S
+        while self._path and leases_of(engine).epoch in (0, epoch):
+            self._step(engine)
+            assert time.monotonic() < until, "a rank did not tell that it has mapped the store"
+        self.seen["steps"] = steps
+
     def _step(self, engine: Engine) -> None:
         before = Counter(counts_of(engine))
         engine.step()
@@ -269,6 +285,12 @@ def counts_of(engine: Engine) -> dict[str, int]:
         "preemptions": sum(each.num_preemptions for each in requests),
         **{f"blocks loaded of group {group}": n for group, n in engine.loaded.items()},
     }
+
+
+def leases_of(engine: Engine) -> Leases:
+    """What its requests hold of the store's own memory."""
+    leases: Leases = engine.connector.scheduler.manager.leases
+    return leases
 
 
 def pins_of(engine: Engine) -> int:
