@@ -143,10 +143,10 @@ async def test_a_breaker_that_opens_leaves_prompts_to_decode_engines(site: Open)
     here, legs = await occupied(site, cb_failure_threshold=1, cb_timeout_s=60.0)
     legs.append(asyncio.create_task(here.post(prompt(user="waits"))))
     await waiting(here, 1)
-    here.prefill[0].mode = "500"
+    here.prefill[0].mode = "drop"
     here.prefill[0].go.set()
     assert [(await leg)[0] for leg in legs] == [200] * 2
-    assert "waits" in users(here.decode[0])
+    assert users(here.prefill[0]) == ["first 0"]
     await waiting(here, 0)
 
 
