@@ -1,6 +1,6 @@
 """TLS of the store's clients: the files they use, and what they report where TLS fails.
 
-`kvrouter_store.node.tls` is the node's side.
+`kvrouter_store.node.start_checks` is the node's side.
 """
 
 from dataclasses import dataclass

@@ -31,11 +31,13 @@ from kvrouter_store.node.start_checks import (
     StartRefused,
     TenantToken,
     check_disk,
+    https_of,
+    plain_wire_warning,
     quotas_of,
+    tls_of,
     tokens_of,
 )
 from kvrouter_store.node.tiers import serving_tiers, tiers_of
-from kvrouter_store.node.tls import https_of, plain_wire_warning, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
 from kvrouter_store.system_errors import reason_of

@@ -8,8 +8,7 @@ import time
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.node.settings import StoreSettings
-from kvrouter_store.node.start_checks import StartRefused, tokens_of
-from kvrouter_store.node.tls import tls_of
+from kvrouter_store.node.start_checks import StartRefused, tls_of, tokens_of
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a node does not start with: open to other hosts, readable tokens, wrong quotas, no disk."""
+"""What a node does not start with: open to other hosts, readable secrets, wrong quotas, no disk."""
 
 import ipaddress
 import os
@@ -6,10 +6,15 @@ import re
 import socket
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kvrouter_store._core import TlsContext
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.quotas import MIN_QUOTA_BYTES, quota_bytes
 from kvrouter_store.node.settings import StoreSettings
+
+if TYPE_CHECKING:
+    import ssl
 
 TenantToken = tuple[str, str]
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -61,6 +66,52 @@ def quotas_of(settings: StoreSettings, tenants: list[TenantToken]) -> dict[str, 
     return quotas
 
 
+def tls_of(settings: StoreSettings) -> TlsContext | None:
+    """The context for clients over TCP; None where the node is to be plain.
+
+    Raises StartRefused where a file cannot be used, a key can be read by others, or libssl is
+    missing.
+    """
+    cert, key, ca = settings.tls_cert_file, settings.tls_key_file, settings.tls_ca_file
+    if not (cert or key or ca):
+        return None
+    if not (cert and key):
+        raise StartRefused("TLS needs both: give --tls-cert-file FILE and --tls-key-file FILE")
+    try:
+        mode = Path(key).stat().st_mode
+    except OSError as error:
+        raise StartRefused(f"--tls-key-file {key}: {error.strerror}; name a PEM file") from None
+    _check_mode("--tls-key-file", Path(key), mode)
+    try:
+        return TlsContext.server(cert_file=cert, key_file=key, ca_file=ca)
+    except ValueError as error:
+        raise StartRefused(str(error)) from None
+
+
+def https_of(settings: StoreSettings) -> "ssl.SSLContext | None":
+    """The context of the HTTP side, of the same files; None where the node is to be plain.
+
+    OSError where a file cannot be used: call `tls_of` first, which says so in a sentence.
+    """
+    if not settings.tls_cert_file:
+        return None
+    import ssl  # noqa: PLC0415 (some Pythons have none)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    return context
+
+
+def plain_wire_warning(settings: StoreSettings) -> str | None:
+    """A sentence for a node that serves other hosts with tokens and without TLS."""
+    if settings.tls_cert_file or not settings.token_file or is_loopback(settings.host):
+        return None
+    return (
+        f"tokens and KV travel in the clear to and from {settings.host}: give --tls-cert-file and "
+        "--tls-key-file, or keep the wire to a network that you trust with them"
+    )
+
+
 def check_disk(settings: StoreSettings) -> None:
     """StartRefused where the settings of the SSD tier cannot work."""
     if not settings.disk:
@@ -86,15 +137,19 @@ def _read(path: Path) -> list[TenantToken]:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise StartRefused(f"--token-file {path}: {error.strerror}; name a file of it") from None
-    # The group may read: Kubernetes gives a secret to a pod by its group.
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise StartRefused(f"--token-file {path} can be read by others: chmod 600 {path}")
+    _check_mode("--token-file", path, mode)
     if len(content) > MAX_FILE_BYTES:
         raise StartRefused(f"--token-file {path} is longer than 1 MiB; {LINE}")
     try:
         return _parse(content.decode("utf-8"))
     except ValueError as error:
         raise StartRefused(f"--token-file {path}: {error}") from None
+
+
+def _check_mode(flag: str, path: Path, mode: int) -> None:
+    """The group may read a secret: Kubernetes gives it to a pod by its group."""
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise StartRefused(f"{flag} {path} can be read by others: chmod 600 {path}")
 
 
 def _parse(text: str) -> list[TenantToken]:

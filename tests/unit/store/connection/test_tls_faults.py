@@ -225,7 +225,7 @@ def test_without_libssl_tls_is_refused_with_the_remedy_and_the_rest_works(
     script = (
         "from kvrouter_store.client.blocking import StoreClient\n"
         "from kvrouter_store.node.settings import StoreSettings\n"
-        "from kvrouter_store.node.tls import tls_of\n"
+        "from kvrouter_store.node.start_checks import tls_of\n"
         "StoreClient('kv://localhost:1')\n"
         "assert tls_of(StoreSettings()) is None\n"
         "try: StoreClient('kvs://localhost:1')\n"

@@ -16,8 +16,7 @@ from tests.unit.store.node.test_start_checks import failed_start
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.node.settings import StoreSettings
-from kvrouter_store.node.start_checks import StartRefused
-from kvrouter_store.node.tls import tls_of
+from kvrouter_store.node.start_checks import StartRefused, tls_of
 
 pytestmark = pytest.mark.slow
 MANIFEST = manifest_of(4096)
