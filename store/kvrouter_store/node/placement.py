@@ -1,6 +1,7 @@
-"""Which pages and NUMA nodes a pool is to have on this host, and what the log says of it.
+"""What this host has for a pool: memory, pages and NUMA nodes, and what the log says of them.
 
-`plan` is a function of files alone, `placement_notes` of the plan and what the node got.
+`plan` and `advice` are functions of files alone, `placement_notes` of the plan and what the node
+got.
 """
 
 import errno
@@ -9,13 +10,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import ByteSize
 
 from kvrouter_store._core import Placed, Placement
-from kvrouter_store.free_memory import Read, cgroup_folders
-from kvrouter_store.node.host_advice import Advice
+from kvrouter_store.free_memory import Read, cgroup_folders, free_bytes
 
 HugePages = Literal["auto", "on", "off"]
 Numa = Literal["auto", "off"]
@@ -27,6 +27,7 @@ SHMEM_MODE: Final = THP + "shmem_enabled"
 BY_TOUCH: Final = frozenset({"always", "within_size", "advise", "force"})
 NODES: Final = "/sys/devices/system/node/has_memory"
 STATUS: Final = "/proc/self/status"
+LOCK_LIMITS: Final = "/proc/self/limits"
 # What a page that rounds the pool up may add to it unasked, as a divisor.
 MOST_WASTE: Final = 8
 # Limits of a cgroup and what they bound, in v2 and in v1: pages in use, and those reserved.
@@ -36,6 +37,13 @@ LIMITS: Final = (
     ("limit_in_bytes", "usage_in_bytes"),
     ("rsvd.limit_in_bytes", "rsvd.usage_in_bytes"),
 )
+
+
+class Advice(NamedTuple):
+    """One sentence, and how much it matters: a level of `logging`."""
+
+    level: int
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,37 @@ def _numa_notes(nodes: list[int], error: int, regions: int) -> Iterator[Advice]:
         logging.INFO,
         f"this host has {len(nodes)} NUMA nodes and the pool is bound to none ({why}): {remedy}",
     )
+
+
+def advice(read: Read, pool_bytes: int, *, set_aside: bool = False) -> list[Advice]:
+    """What to do about memory and its pinning for a pool of this size.
+
+    A missing file is no evidence of a lack. `set_aside`: the pool takes huge pages that the host
+    has set aside, and no free memory.
+    """
+    return [*([] if set_aside else _memory(read, pool_bytes)), *_pinning(read, pool_bytes)]
+
+
+def _memory(read: Read, pool_bytes: int) -> Iterator[Advice]:
+    free = free_bytes(read)
+    if free is not None and free < pool_bytes:
+        yield Advice(
+            logging.WARNING,
+            f"a pool of {_size(pool_bytes)} does not fit into the {_size(free)} of memory "
+            "that are free here, and the kernel ends processes when it fills: give a smaller "
+            "--memory, or its container a larger limit",
+        )
+
+
+def _pinning(read: Read, pool_bytes: int) -> Iterator[Advice]:
+    limit = re.search(r"^Max locked memory\s+(\S+)", read(LOCK_LIMITS), re.MULTILINE)
+    if limit and limit[1].isdecimal() and int(limit[1]) < pool_bytes:
+        yield Advice(
+            logging.INFO,
+            f"the memlock limit of {_size(int(limit[1]))} is less than the pool, so that engines "
+            "under it cannot pin what they map: raise it with `ulimit -l unlimited` or "
+            "LimitMEMLOCK=infinity",
+        )
 
 
 def memory_nodes(read: Read) -> list[int]:

@@ -20,10 +20,9 @@ from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.free_memory import limit_bytes, reader
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.block_events import publishing_events
-from kvrouter_store.node.host_advice import Advice, advice
 from kvrouter_store.node.http_api import HttpApi, Respond
 from kvrouter_store.node.own_client import OwnClient, own_address
-from kvrouter_store.node.placement import placement_notes, plan
+from kvrouter_store.node.placement import Advice, advice, placement_notes, plan
 from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import GONE_POLICY, StoreSettings
 from kvrouter_store.node.signals import Signals, drain, reload_on_hangup

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.store import ROOT, RUN, StoreProcess
 
 from kvrouter_store.free_memory import CGROUPS, MEMINFO, Read, free_bytes, limit_bytes, reader
-from kvrouter_store.node.host_advice import LIMITS, advice
+from kvrouter_store.node.placement import LOCK_LIMITS, advice
 
 GIB = 1 << 30
 POOL = 16 * GIB
@@ -20,7 +20,7 @@ V1 = "/sys/fs/cgroup/memory"
 GOOD = {
     CGROUPS: "4:memory:/box/inner\n0::/box/inner\n",
     MEMINFO: "MemTotal:       65536000 kB\nMemAvailable:   33554432 kB\n",
-    LIMITS: "Limit  Soft Limit  Hard Limit\nMax locked memory  unlimited  unlimited  bytes\n",
+    LOCK_LIMITS: "Limit  Soft Limit  Hard Limit\nMax locked memory unlimited unlimited bytes\n",
     f"{V2}/memory.max": "max\n",
     f"{V2}/memory.current": "123456\n",
 }
@@ -77,7 +77,7 @@ def test_a_pool_beyond_what_is_free_is_a_warning(changes: dict[str, str], left: 
 
 @pytest.mark.parametrize(("limit", "short"), [("8388608", True), (str(POOL), False)])
 def test_a_memlock_limit_below_the_pool_is_told(limit: str, short: bool) -> None:
-    found = sentences({LIMITS: f"Max locked memory         {limit}   {limit}   bytes\n"})
+    found = sentences({LOCK_LIMITS: f"Max locked memory         {limit}   {limit}   bytes\n"})
     assert len(found) == int(short)
     assert all("8.0MiB" in one and "ulimit -l unlimited" in one for one in found)
 
@@ -86,7 +86,7 @@ def test_each_lack_is_one_sentence_of_its_own() -> None:
     found = sentences(
         {
             MEMINFO: "MemAvailable: 1024 kB\n",
-            LIMITS: "Max locked memory 65536 65536 bytes\n",
+            LOCK_LIMITS: "Max locked memory 65536 65536 bytes\n",
         }
     )
     assert len(found) == 2
