@@ -1,13 +1,16 @@
 """What a tier below a node is: a store of other people, of values by keys. It knows no blocks."""
 
+import asyncio
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
+
+T = TypeVar("T")
 
 
 class TierRefused(Exception):
@@ -81,6 +84,21 @@ class Tier(Protocol):
 
     async def stop(self) -> None:
         """End all connections. Calls that still run fail. Idempotent, and raises nothing."""
+
+
+async def complete(awaitable: Awaitable[T]) -> T:
+    """The result of what may use memory until it ends: a cancellation waits for that end too."""
+    work = asyncio.ensure_future(awaitable)
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        work.exception()  # nobody else looks at it
+        raise asyncio.CancelledError
+    return work.result()
 
 
 def shown(url: str) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.chain import BlockHashes
-from kvrouter_store.tiers.base import TierStatus
+from kvrouter_store.tiers.base import TierStatus, complete
 from kvrouter_store.tiers.blocks import BlockValues, NodeBlocks
-from kvrouter_store.tiers.completion import complete
 from kvrouter_store.tiers.guard import MOST_KEYS, Guard
 from kvrouter_store.tiers.staging import Staging
 

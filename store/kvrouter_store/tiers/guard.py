@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from kvrouter_store.connection.reconnect import BackOff
-from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus
-from kvrouter_store.tiers.completion import complete
+from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus, complete
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus, shown
-from kvrouter_store.tiers.completion import complete
+from kvrouter_store.tiers.base import Item, Memory, TierAway, TierStatus, complete, shown
 
 MAX_LINE_BYTES = 4 << 20
 log = logging.getLogger(__name__)

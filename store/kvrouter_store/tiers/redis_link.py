@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from kvrouter_store.tiers.base import Item, TierStatus
-from kvrouter_store.tiers.completion import complete
+from kvrouter_store.tiers.base import Item, TierStatus, complete
 
 CALLS: Final = 16
 """At a time: of each batch, one for each master of a cluster."""

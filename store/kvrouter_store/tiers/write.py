@@ -5,8 +5,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from kvrouter_store.errors import KVStoreError
+from kvrouter_store.tiers.base import complete
 from kvrouter_store.tiers.blocks import Block, BlockValues, NodeBlocks
-from kvrouter_store.tiers.completion import complete
 from kvrouter_store.tiers.guard import MOST_KEYS, Guard
 from kvrouter_store.tiers.staging import Staging
 

@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvrouter_store.tiers.base import Memory
-from kvrouter_store.tiers.completion import complete
+from kvrouter_store.tiers.base import Memory, complete
 from kvrouter_store.tiers.staging import CHUNKS, Staging
 
 MIB = 1 << 20
