@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 from threading import Lock
@@ -29,37 +28,12 @@ if TYPE_CHECKING:
 MAGIC: Final = b"kvrouter"
 FORMAT: Final = 1
 KEY_PREFIX: Final = f"kvrouter:{FORMAT}:"
-REMEMBERED: Final = 4096
-"""Blocks whose names are known: each is asked for several times on its way."""
 _FIELDS: Final = struct.Struct("<8sIxxxxQ32s32sxxxx")
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CRC.size
 _NO_PARENT: Final = bytes(32)
 ALIGN = 64
 T = TypeVar("T")
-
-
-class ValueNames:
-    """The names of values of one tenant's blocks: 32 bytes for each part of a block.
-
-    A name is a digest over tenant, cache spec, part and block hash: tenants share no value.
-    """
-
-    def __init__(self, tenant: str, manifest: Manifest) -> None:
-        owner = sha256(tenant.encode()).digest()
-        self._parts = [
-            sha256(owner + manifest.spec.digest + part.digest) for part in manifest.parts
-        ]
-        self.of = lru_cache(REMEMBERED)(self._of)
-
-    def _of(self, block_hash: bytes) -> list[bytes]:
-        """The name of each part of a block."""
-        names = []
-        for begun in self._parts:
-            digest = begun.copy()
-            digest.update(block_hash)
-            names.append(digest.digest())
-        return names
 
 
 def key_of(name: bytes) -> str:
@@ -107,26 +81,28 @@ class Block:
 class BlockValues:
     """Blocks of one tenant and manifest in a chunk: one after the other, each with all its parts.
 
-    Every part is a value (header and bytes), at a multiple of ALIGN bytes.
+    Every part is a value (header and bytes), at a multiple of ALIGN bytes. Its name is a digest
+    over tenant, cache spec, part and block hash: tenants share no value.
     """
 
     def __init__(self, tenant: str, manifest: Manifest) -> None:
         self.tenant = tenant
         self.manifest = manifest
-        self._names = ValueNames(tenant, manifest)
+        owner = sha256(tenant.encode()).digest() + manifest.spec.digest
+        self._owners = [owner + part.digest for part in manifest.parts]
         self._sizes = [HEADER_BYTES + part.block_bytes for part in manifest.parts]
         self._places = [0]
         for size in self._sizes:
             self._places.append(self._places[-1] + -(-size // ALIGN) * ALIGN)
         self.block_bytes = self._places.pop()
 
-    def name(self, block_hash: bytes) -> bytes:
-        """A name of the whole block."""
-        return self._names.of(block_hash)[0]
+    def names(self, block_hash: bytes) -> list[bytes]:
+        """The names of a block's values, 32 bytes each."""
+        return [sha256(owner + block_hash).digest() for owner in self._owners]
 
     def keys(self, hashes: Sequence[bytes]) -> list[str]:
         """The keys of all parts of these blocks, block by block."""
-        return [key_of(name) for each in hashes for name in self._names.of(each)]
+        return [key_of(name) for each in hashes for name in self.names(each)]
 
     def items(self, at: int, hashes: Sequence[bytes]) -> list[Item]:
         """The same with their places, if the first block is at `at`."""
@@ -162,9 +138,8 @@ class BlockValues:
     def _values(self, at: int, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int, int]]:
         for k, block_hash in enumerate(hashes):
             block = at + k * self.block_bytes
-            for name, place, size in zip(
-                self._names.of(block_hash), self._places, self._sizes, strict=True
-            ):
+            names = self.names(block_hash)
+            for name, place, size in zip(names, self._places, self._sizes, strict=True):
                 yield name, block + place, size
 
 

@@ -60,7 +60,7 @@ class Fetcher:
         self, tier: Guard, values: BlockValues, chain: BlockHashes, places: Sequence[int]
     ) -> int:
         """Load what no other request is loading, and wait for the rest."""
-        names = [values.name(chain[place]) for place in places]
+        names = [values.names(chain[place])[0] for place in places]  # of whole blocks
         fresh = []
         for k, name in enumerate(names):
             if name not in self._loading:  # nor earlier in this request

@@ -7,7 +7,7 @@ from tests.fakes.store import chain_of, manifest_of
 from kvrouter_store.tiers.blocks import (
     HEADER_BYTES,
     KEY_PREFIX,
-    ValueNames,
+    BlockValues,
     is_intact,
     key_of,
     parent_in,
@@ -82,7 +82,7 @@ def test_each_part_has_a_name_of_its_own_and_tenants_share_none() -> None:
         name
         for tenant in ("", "a", "b")
         for manifest in (first, second)
-        for name in ValueNames(tenant, manifest).of(block)
+        for name in BlockValues(tenant, manifest).names(block)
     ]
     assert len(set(names)) == 12
     assert {len(name) for name in names} == {32}
@@ -90,10 +90,8 @@ def test_each_part_has_a_name_of_its_own_and_tenants_share_none() -> None:
 
 def test_manifests_that_share_a_part_share_its_values() -> None:
     block = chain_of(1)
-    assert (
-        ValueNames("", manifest_of(parts=1)).of(block)
-        == (ValueNames("", manifest_of(parts=2)).of(block)[:1])
-    )
+    alone, both = (BlockValues("", manifest_of(parts=parts)).names(block) for parts in (1, 2))
+    assert alone == both[:1]
 
 
 def test_a_key_is_readable_and_spreads_over_a_cluster() -> None:
