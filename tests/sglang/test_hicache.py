@@ -14,7 +14,7 @@ from tests.fakes.store import StoreProcess, overwrite_stored
 from tests.sglang.engine import Engines, Raised
 
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.sglang.names import names_of
+from kvrouter_store.connectors.sglang.shelf import names_of
 from kvrouter_store.identity.block import Manifest
 
 Pair = tuple[Engines, Engines]

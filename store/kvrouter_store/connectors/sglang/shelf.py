@@ -1,20 +1,22 @@
 """Pages of one rank in the store. Nothing raises: without the store no page is there."""
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.batches import questions
 from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.sglang.names import names_of
 from kvrouter_store.connectors.sglang.pages import Pages
+from kvrouter_store.identity.blob import blob_name
 from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("sglang.kvstore")
 
 PART = 0
+PAGE_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(eq=False)
@@ -68,3 +70,13 @@ class PageShelf:
     def close(self) -> None:
         """End the connections and the thread. Idempotent."""
         self.link.close()
+
+
+def name_of(key: str) -> bytes:
+    """32 bytes: a page's key is a SHA-256 in hex, chained over its tokens and those before it."""
+    return bytes.fromhex(key) if PAGE_HASH.fullmatch(key) else blob_name(key)
+
+
+def names_of(keys: Iterable[str]) -> bytes:
+    """The names of pages, one after another."""
+    return b"".join(map(name_of, keys))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sglang import HostPool, content_of
 
-from kvrouter_store.connectors.sglang.names import name_of, names_of
 from kvrouter_store.connectors.sglang.pages import PoolMemory, pages_at
+from kvrouter_store.connectors.sglang.shelf import name_of, names_of
 from kvrouter_store.identity.blob import blob_name
 from kvrouter_store.rdma.memory import spans_of
 

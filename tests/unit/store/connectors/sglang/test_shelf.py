@@ -10,9 +10,8 @@ from tests.fakes.store_client import FakeClient
 from kvrouter_store._core import MAX_HASHES
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.sglang.identity import manifest_of
-from kvrouter_store.connectors.sglang.names import name_of
 from kvrouter_store.connectors.sglang.pages import Pages, pages_at
-from kvrouter_store.connectors.sglang.shelf import PageShelf
+from kvrouter_store.connectors.sglang.shelf import PageShelf, name_of
 from kvrouter_store.errors import StoreUnavailable
 
 PAGE_BYTES = 16
