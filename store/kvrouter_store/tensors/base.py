@@ -29,22 +29,18 @@ class Staging(Protocol):
 
         Raises CopyFailed.
         """
-        ...
 
     def wait(self, deadline_s: float) -> None:
         """Return when the memory holds the blocks. Raises CopyFailed, also after the deadline."""
-        ...
 
     def deliver(self, blocks: int, deadline_s: float) -> None:
         """Copy the first `blocks` blocks into the tensors, and return when they are there.
 
         Raises CopyFailed, also after the deadline.
         """
-        ...
 
     def release(self) -> None:
         """Give the memory back. Nothing may read or write it any more."""
-        ...
 
 
 class Copier(Protocol):
@@ -52,15 +48,12 @@ class Copier(Protocol):
 
     def most_blocks(self, layer: LayerBlocks) -> int:
         """How many blocks of the layer one staging may have. ValueError where that is none."""
-        ...
 
     def stage(self, layer: LayerBlocks, indices: Sequence[int], deadline_s: float) -> Staging:
         """Host memory for the blocks at `indices`; waits for room.
 
         Raises NoRoom after the deadline, CopyFailed once a copy has failed.
         """
-        ...
 
     def close(self) -> None:
         """Free what the copier owns; all stagings have been released."""
-        ...

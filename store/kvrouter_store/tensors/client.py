@@ -31,13 +31,11 @@ class Link(Protocol):
         self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]
     ) -> PutResult | None:
         """Store one part of the blocks in `span`; None where the store is away."""
-        ...
 
     def get_into(
         self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]
     ) -> list[BlockStatus]:
         """Read one part of the blocks in `span`; a status for each."""
-        ...
 
 
 @dataclass(frozen=True)

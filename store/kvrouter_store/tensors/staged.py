@@ -49,7 +49,6 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether the device has come to it. RuntimeError: something before it failed."""
-        ...
 
 
 class Device(Protocol):
@@ -57,15 +56,12 @@ class Device(Protocol):
 
     def host_memory(self, size: int) -> Tensor:
         """`size` bytes that the device copies to and from (uint8, 1-d)."""
-        ...
 
     def index(self, indices: list[int]) -> Tensor:
         """Indices on the device, as copies in `run` use them; the processor does not wait."""
-        ...
 
     def run(self, copies: Callable[[], None]) -> Event:
         """Queue copies beside the computing, after all that the caller has queued; their end."""
-        ...
 
 
 class StagedCopier:
