@@ -202,7 +202,7 @@ def _start_store(
         granule_bytes=int(settings.granule),
         prefault=settings.prefault,
         eviction=_policy(settings),
-        unix_mode=int(settings.unix_socket_mode),
+        unix_mode=int(settings.unix_socket_mode, 8),
         tenants=tenants,
         quotas=quotas,
         tls=tls,

@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvrouter_store._core import DISK_IO_KINDS, EVICTION_POLICIES
@@ -35,31 +34,11 @@ def _secret(value: Any) -> SecretStr:
     return SecretStr(check_token(given))
 
 
-class FileMode(int):
-    """Permissions of a file, written as four octal digits."""
-
-    metavar = "MODE"
-
-    def __str__(self) -> str:
-        return f"{int(self):04o}"
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        """Take text, or what is a FileMode already; show text."""
-        shown = core_schema.plain_serializer_function_ser_schema(str)
-        return core_schema.no_info_plain_validator_function(cls.read, serialization=shown)
-
-    @classmethod
-    def read(cls, value: object) -> "FileMode":
-        """The mode that is written. ValueError unless it lets the owner in.
-
-        A bare number is refused: YAML reads 0660 as 432.
-        """
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str) and MODE.fullmatch(value):
-            return cls(value, 8)
-        raise ValueError("write four octal digits in quotes that let the owner in, as '0660'")
+def _mode(value: object) -> str:
+    """A bare number is refused: YAML reads 0660 as 432."""
+    if isinstance(value, str) and MODE.fullmatch(value):
+        return value.zfill(4)
+    raise ValueError("write four octal digits in quotes that let the owner in, as '0660'")
 
 
 def _urls(value: Any) -> Any:
@@ -164,10 +143,11 @@ class StoreSettings(RdmaSettings, BaseSettings):
         "'none' makes no socket. By default the node makes one in the run-time directory.",
         json_schema_extra={"metavar": "PATH"},
     )
-    unix_socket_mode: FileMode = Field(
-        default=FileMode(0o600),
+    unix_socket_mode: Annotated[str, BeforeValidator(_mode)] = Field(
+        default="0600",
         description="Permissions of the Unix socket, as octal digits: 0600 for this user, 0660 for "
         "its group too. Every process that may use the socket maps the pool.",
+        json_schema_extra={"metavar": "MODE"},
     )
     memory: ByteSize = Field(
         default=ByteSize(512 * MIB),
