@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kvrouter_store._core import StoreServer
@@ -60,12 +60,11 @@ class StatsCollector:
         """Every family of kvrouter_store.node.metrics; read when scraped."""
         yield from node_metrics(self._server.stats())
         yield from tier_metrics(self._tiers)
-        refused = GaugeMetricFamily(
-            SHARING_REFUSED.name, SHARING_REFUSED.help, labels=SHARING_REFUSED.labels
-        )
+        refused = SHARING_REFUSED.empty()
         with contextlib.suppress(KVStoreError):  # the other figures do not depend on it
             for refusal in self._client.refusals():
-                refused.add_metric([refusal.engine, refusal.reason], 1)
+                labels = {"engine": refusal.engine, "reason": refusal.reason}
+                refused.add_sample(SHARING_REFUSED.name, labels, 1)
         yield refused
 
 

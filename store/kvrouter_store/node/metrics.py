@@ -8,12 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 
 from kvrouter_store.tiers.guard import Guard
 
@@ -42,10 +37,9 @@ class MetricFamily:
     @property
     def name(self) -> str:
         """Its name as it is scraped; times are in seconds."""
-        times = self.kind == "histogram"
-        return (
-            f"kvstore:{self.stat.removesuffix('_ns')}_seconds" if times else f"kvstore:{self.stat}"
-        )
+        if self.kind == "histogram":
+            return f"kvstore:{self.stat.removesuffix('_ns')}_seconds"
+        return f"kvstore:{self.stat}"
 
     def empty(self) -> Metric:
         """The family without samples."""
@@ -55,11 +49,10 @@ class MetricFamily:
         """The family with its samples; `values` by series, "" where it has no labels."""
         if self.kind == "histogram":
             return self._histogram(values)
-        kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = kind(self.name, self.help, labels=self.labels)
+        family = self.empty()
         for series, value in values.items():
             if bool(series) == bool(self.labels):  # no sum beside the series
-                family.add_metric([series] if series else [], value)
+                family.add_sample(self.name, dict.fromkeys(self.labels, series), value)
         return family
 
     def _histogram(self, values: Mapping[str, int]) -> Metric:
