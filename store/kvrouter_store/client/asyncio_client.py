@@ -127,17 +127,11 @@ class AsyncStoreClient:
 
     async def wait_connected(self, deadline_s: float) -> bool:
         """Wait for a connection; False if there is none after `deadline_s` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                await self._up.wait()
-        return self.connected
+        return await self._connected_by(self._up, deadline_s)
 
     async def reached(self) -> bool:
         """Whether there is a connection; waits at most for the first attempt to get one."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.deadline_s):
-                await self._tried.wait()
-        return self.connected
+        return await self._connected_by(self._tried, self.deadline_s)
 
     async def close(self) -> None:
         """End the connection and what it holds. Idempotent."""
@@ -253,6 +247,12 @@ class AsyncStoreClient:
         """The node's gauges, and its counters (names in _total)."""
         return (await self._ask(StatsReply, _core.encode_stats)).values
 
+    async def _connected_by(self, event: asyncio.Event, deadline_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await event.wait()
+        return self.connected
+
     def _standing(self) -> AsyncLink:
         link = self._link
         if link is not None and link.standing:
@@ -298,7 +298,7 @@ class AsyncStoreClient:
         while True:
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    link = await self._connect(loop)
+                    link = await self._connect()
             except (OSError, TimeoutError, KVStoreError) as error:
                 self._note(error)
                 self._tell(self._why(error))
@@ -335,12 +335,12 @@ class AsyncStoreClient:
         if self.on_change is not None:
             self.on_change(reason)
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
-        link = await self._open(loop, self._address)
+    async def _connect(self) -> AsyncLink:
+        link = await self._open(self._address)
         try:
             hello = await link.shake_hands(self._name, self._token, self.deadline_s)
             path = nearer_path(hello.unix_path, hello.boot_id) if self._address.host else ""
-            nearer = await self._open_socket(loop, path, hello.epoch) if path else None
+            nearer = await self._open_socket(path, hello.epoch) if path else None
             if nearer is not None:
                 link.close()
                 link = nearer
@@ -351,28 +351,19 @@ class AsyncStoreClient:
             raise
         return link
 
-    async def _open_socket(
-        self, loop: asyncio.AbstractEventLoop, path: str, epoch: int
-    ) -> AsyncLink | None:
+    async def _open_socket(self, path: str, epoch: int) -> AsyncLink | None:
         """The Unix socket, if it leads to the node of this epoch (not so in every container)."""
-        try:
-            link = await self._open(loop, Address(path=path))
-        except OSError:
-            return None
-        try:
+        with contextlib.ExitStack() as undo, contextlib.suppress(OSError, KVStoreError):
+            link = await self._open(Address(path=path))
+            undo.callback(link.close)
             hello = await link.shake_hands(self._name, self._token, self.deadline_s)
-        except KVStoreError:
-            link.close()
-            return None
-        except BaseException:
-            link.close()
-            raise
-        if hello.epoch == epoch:
-            return link
-        link.close()
+            if hello.epoch == epoch:
+                undo.pop_all()
+                return link
         return None
 
-    async def _open(self, loop: asyncio.AbstractEventLoop, address: Address) -> AsyncLink:
+    async def _open(self, address: Address) -> AsyncLink:
+        loop = asyncio.get_running_loop()
         if address.path:
             made = await loop.create_unix_connection(lambda: AsyncLink(loop), address.path)
             return made[1]

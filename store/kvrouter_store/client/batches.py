@@ -50,10 +50,7 @@ def check_upto(hashes: bytes, upto: int) -> None:
 
 def requests(span: range) -> list[range]:
     """The range, cut into as many blocks as one request may name."""
-    return [
-        range(at, min(at + MAX_HASHES, span.stop))
-        for at in range(span.start, span.stop, MAX_HASHES)
-    ]
+    return _cut(span, MAX_HASHES)
 
 
 def questions(hashes: bytes) -> list[bytes]:
@@ -74,7 +71,8 @@ def parent_of(hashes: bytes, span: range) -> bytes | None:
 
 def batches(span: range, block_bytes: int) -> list[range]:
     """The range, cut so that each request moves at most BATCH_BYTES, or one block."""
-    if len(span) == 1:
-        return [span]
-    step = max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes)))
-    return [range(at, min(at + step, span.stop)) for at in range(span.start, span.stop, step)]
+    return _cut(span, max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes))))
+
+
+def _cut(span: range, most: int) -> list[range]:
+    return [span[at : at + most] for at in range(0, len(span), most)]
