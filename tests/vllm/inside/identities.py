@@ -27,7 +27,6 @@ from vllm.v1.kv_cache_interface import (
 from kvrouter_store.connectors.vllm.connector import KVStoreConnector, offloading_config
 from kvrouter_store.connectors.vllm.identity import identify
 from kvrouter_store.connectors.vllm.start import EngineSettings, check_start
-from kvrouter_store.connectors.vllm.versions import VERSIONS
 from kvrouter_store.connectors.vllm_tier.identity import chunk_manifests
 
 SETTINGS = {"url": "kv://127.0.0.1:1", "cpu_bytes_to_use": 1 << 20, "model": "tiny"}
@@ -81,7 +80,7 @@ def who(config: VllmConfig, cache: KVCacheConfig | None = None) -> list[str]:
     transfer = config.kv_transfer_config
     assert transfer is not None
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, "kv_both")
-    identity = identify(config, cache, settings, VERSIONS[0])
+    identity = identify(config, cache, settings)
     offloading = build_offloading_config(offloading_config(config, 1 << 20, identity), cache)
     chunk_bytes = offloading.worker_kv_bytes_per_block * offloading.parallel.world_size
     manifests = chunk_manifests(offloading, chunk_bytes, identity, "0.32.0")

@@ -54,11 +54,8 @@ from kvrouter_store.connectors.vllm.pool_worker import (
 from kvrouter_store.connectors.vllm.report import report
 from kvrouter_store.connectors.vllm.room import Room
 from kvrouter_store.connectors.vllm.self_test import check_names
-from kvrouter_store.connectors.vllm.start import (
-    EngineSettings,
-    check_start,
-    required_facts,
-)
+from kvrouter_store.connectors.vllm.start import EngineSettings, check_start
+from kvrouter_store.connectors.vllm.versions import ran_of
 from kvrouter_store.connectors.vllm.weights import weights_revision
 
 if TYPE_CHECKING:
@@ -80,10 +77,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         settings = check_start(vllm_config, kv_cache_config, vllm.__version__)
-        facts = required_facts(vllm.__version__, allow_untested=settings.allow_untested)
         identity = None
         if role == KVConnectorRole.SCHEDULER:
-            identity = identify(vllm_config, kv_cache_config, settings, facts)
+            identity = identify(vllm_config, kv_cache_config, settings)
         else:
             weights_revision(vllm_config, settings)  # refuses before it maps host memory
         self._settings = settings
@@ -92,7 +88,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         self._alone = _have_failed_loads_computed(vllm_config)
         config = offloading_config(vllm_config, settings.cpu_bytes_to_use, identity)
         if settings.allow_untested:
-            check_names(facts)
+            check_names()
         super().__init__(config, role, kv_cache_config)
         self._epochs: dict[int, int] = {}  # of the pools that ranks have mapped
         self._idle = False  # whether the last step had no tokens
@@ -107,7 +103,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                 offered = partial(_offered, self.scheduler._calc_num_offloadable_tokens)
                 self.scheduler._calc_num_offloadable_tokens = offered
             unit = self.scheduler.config.tokens_per_hash
-            self._names = NameCheck(chain_root(facts), unit, log)
+            self._names = NameCheck(chain_root(), unit, log)
             self._tier.arrivals.await_groups(
                 {
                     config.group_idx: None if reach is None else reach * config.tokens_per_chunk
@@ -115,7 +111,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
                     for reach in [config.sliding_window_size_in_chunks]
                 }
             )
-            self._log_groups(facts.ran)
+            self._log_groups()
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *more: Any) -> Any:
@@ -324,9 +320,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         metadata = metadata or OffloadingWorkerMetadata()
         return PoolWorkerMetadata(metadata.completed_jobs, metadata.transfer_stats, epochs)
 
-    def _log_groups(self, ran: str) -> None:
+    def _log_groups(self) -> None:
         """What is shared, for operators who compare two engines."""
-        tier = self._tier
+        tier, ran = self._tier, ran_of(vllm.__version__)
         log.info("%s shares KV through %s", tier.engine, self._settings.url)
         if ran != "engines":
             log.warning("of vLLM %s %s ran with this connector in its tests", vllm.__version__, ran)

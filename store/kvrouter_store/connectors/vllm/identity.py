@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrouter_store.connectors.vllm.start import EngineSettings
-from kvrouter_store.connectors.vllm.versions import VllmFacts
+from kvrouter_store.connectors.vllm.versions import CPU_ISA, HASH_ALGO, HASH_FUNCTION, ROOT_SEED
 from kvrouter_store.connectors.vllm.weights import weights_revision
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity
 from kvrouter_store.identity.block import CacheSpec
@@ -27,9 +27,7 @@ GROUPS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.config:get_off
 BLOCK_SIZES = "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes"
 
 
-def identify(
-    vllm_config: Any, kv_cache_config: Any, settings: EngineSettings, facts: VllmFacts
-) -> ChunkIdentity:
+def identify(vllm_config: Any, kv_cache_config: Any, settings: EngineSettings) -> ChunkIdentity:
     """The identity of the engine with these configurations (the scheduler's view of them).
 
     Raises ConnectorRefused where the weights have no revision that other engines could compare.
@@ -47,14 +45,14 @@ def identify(
             weights_revision=revision,
             kv_dtype=dtype_name(group, vllm_config),
             block_tokens=group.block_size,
-            hash_algo=_hash_algo(facts, group.block_size, hash_tokens),
-            root=chain_root(facts),
+            hash_algo=_hash_algo(group.block_size, hash_tokens),
+            root=chain_root(),
             groups=(f"{kind_of(group)}, group {number}",),
         )
         for number, group in groups.items()
     }
     engine = settings.name or f"vllm/{model}@{platform.node() or 'localhost'}:{os.getpid()}"
-    return ChunkIdentity(specs, _layout(vllm_config, groups, facts), engine)
+    return ChunkIdentity(specs, _layout(vllm_config, groups), engine)
 
 
 def _over_ranks(
@@ -68,14 +66,14 @@ def _over_ranks(
     return replace(spec, num_kv_heads=heads)
 
 
-def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:
+def _hash_algo(block_tokens: int, hash_tokens: int) -> str:
     """The chain that blocks are named by: a block has the name of its last `hash_tokens` tokens."""
     if hash_tokens == block_tokens:
-        return facts.hash_algo
-    return f"{facts.hash_algo} by {hash_tokens} tokens"
+        return HASH_ALGO
+    return f"{HASH_ALGO} by {hash_tokens} tokens"
 
 
-def _layout(vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts) -> dict[str, Scalar]:
+def _layout(vllm_config: Any, groups: Mapping[int, Any]) -> dict[str, Scalar]:
     """Every field of the groups' specs, and the device that they are for."""
     fields: dict[str, Scalar] = {f"group {number}": repr(group) for number, group in groups.items()}
     fields["cache_dtype"] = str(vllm_config.cache_config.cache_dtype)
@@ -86,7 +84,7 @@ def _layout(vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts) -> di
         fields["machine"] = platform.machine()
         for number, group in groups.items():
             if hasattr(group, "head_size"):  # a recurrent state has none, and one order
-                order = cpu_order(vllm_config, facts, group)
+                order = cpu_order(vllm_config, group)
                 fields |= {f"group {number} {key}": value for key, value in order.items()}
     return fields
 
@@ -109,16 +107,16 @@ def kind_of(spec: Any) -> str:
     return str(kinds.get_kv_cache_spec_kind(spec).value)
 
 
-def cpu_order(vllm_config: Any, facts: VllmFacts, spec: Any) -> dict[str, Scalar]:
+def cpu_order(vllm_config: Any, spec: Any) -> dict[str, Scalar]:
     """The machine's flags and vLLM's choice by which its CPU kernels order a block of `spec`."""
     dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
-    isa = named(facts.cpu_isa)(dtype, spec.block_size, spec.head_size, cache_dtype)
+    isa = named(CPU_ISA)(dtype, spec.block_size, spec.head_size, cache_dtype)
     return {"cpu_flags": " ".join(_cpu_flags()), "isa": str(isa)}
 
 
-def chain_root(facts: VllmFacts) -> str:
+def chain_root() -> str:
     """The hash before the first block, as hex; vLLM's own rule is PYTHONHASHSEED or a fixed one."""
-    return root_hash(str(named(facts.root_seed)(named(facts.hash_function)))).hex()
+    return root_hash(str(named(ROOT_SEED)(named(HASH_FUNCTION)))).hex()
 
 
 def named(name: str) -> Any:

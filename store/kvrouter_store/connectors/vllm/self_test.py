@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kvrouter_store.connectors.settings import ConnectorRefused
 from kvrouter_store.connectors.vllm.identity import chain_root, named
-from kvrouter_store.connectors.vllm.versions import VllmFacts
+from kvrouter_store.connectors.vllm.versions import HASH_FUNCTION
 from kvrouter_store.connectors.vllm_tier.identity import PART
 from kvrouter_store.connectors.vllm_tier.tier import KVStoreTier
 from kvrouter_store.identity.chain import HASH_BYTES, hash_tokens
@@ -29,13 +29,13 @@ SOURCE, TARGET = 1, 2  # blocks of the cache that nothing uses yet
 WAIT_S: Final = 10.0  # for a rank that writes what another one reads
 
 
-def check_names(facts: VllmFacts) -> None:
+def check_names() -> None:
     """VLLM names two blocks of a known prompt as this project does."""
-    tokens, parent = list(range(2 * BLOCK_TOKENS)), bytes.fromhex(chain_root(facts))
+    tokens, parent = list(range(2 * BLOCK_TOKENS)), bytes.fromhex(chain_root())
     ours = hash_tokens(tokens, BLOCK_TOKENS, root=parent)
     for number in range(2):
         some = tokens[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
-        parent = bytes(named(HASH_BLOCK)(named(facts.hash_function), parent, some, None))
+        parent = bytes(named(HASH_BLOCK)(named(HASH_FUNCTION), parent, some, None))
         if len(parent) != HASH_BYTES or parent != ours[number]:
             raise failed("it names blocks in another way")
 

@@ -16,7 +16,7 @@ from kvrouter_store.connectors.vllm.host_memory import (
     size_beside_store,
     size_for,
 )
-from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
+from kvrouter_store.connectors.vllm.versions import HASH_ALGO, TESTED, ran_of
 from kvrouter_store.errors import KVStoreError
 
 
@@ -86,8 +86,8 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
     """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
     transfer = vllm_config.kv_transfer_config
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
-    facts = required_facts(version, allow_untested=settings.allow_untested)
-    refuse_any(naming_complaints(vllm_config, facts) + _sharing_complaints(vllm_config))
+    check_version(version, allow_untested=settings.allow_untested)
+    refuse_any(naming_complaints(vllm_config) + _sharing_complaints(vllm_config))
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if any(getattr(spec, "non_causal", False) for spec in specs):
         refuse_any(["KV depends on what follows it; leave --kv-transfer-config out"])
@@ -133,18 +133,17 @@ def _is_here(settings: EngineSettings) -> bool:
         return any(channel.directory is not None for channel in client.channels())
 
 
-def required_facts(version: str, *, allow_untested: bool) -> VllmFacts:
-    """What is known of a version of vLLM. Raises ConnectorRefused where it was not tested."""
-    facts = facts_of(version)
-    if facts is not None and (allow_untested or facts.ran != "nothing"):
-        return facts
-    tested = ", ".join(row.series for row in VERSIONS)
+def check_version(version: str, *, allow_untested: bool) -> None:
+    """Raise ConnectorRefused where a version of vLLM was not tested, and is not to be tried."""
+    ran = ran_of(version)
+    if ran is not None and (allow_untested or ran != "nothing"):
+        return
     remedy = ", or a newer kvrouter"
-    if facts is not None:
+    if ran is not None:
         remedy += '; or set "allow_untested": true in kv_connector_extra_config to try it'
     raise ConnectorRefused(
-        f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series {tested}"
-        f"{remedy}"
+        f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series "
+        f"{', '.join(TESTED)}{remedy}"
     )
 
 
@@ -154,16 +153,16 @@ def refuse_any(complaints: Sequence[str]) -> None:
         raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
 
 
-def naming_complaints(vllm_config: Any, facts: VllmFacts) -> list[str]:
+def naming_complaints(vllm_config: Any) -> list[str]:
     """Why blocks have no names that other engines share, each with the flag to set."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     found = []
     if not cache.enable_prefix_caching:
         found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
-    if cache.prefix_caching_hash_algo != facts.hash_algo:
+    if cache.prefix_caching_hash_algo != HASH_ALGO:
         found.append(
             f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
-            f"set --prefix-caching-hash-algo {facts.hash_algo}"
+            f"set --prefix-caching-hash-algo {HASH_ALGO}"
         )
     if parallel.pipeline_parallel_size != 1:
         found.append("a rank must hold all layers; set --pipeline-parallel-size 1")

@@ -1,52 +1,32 @@
-"""What differs between vLLM versions, in one table. Imports no vLLM.
+"""Which versions of vLLM were tested, and what the connector calls in them. Imports no vLLM.
 
 The connector refuses to start with a version that is not listed, unless it is told to try a newer
 one.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
+
+Ran = Literal["engines", "schedulers", "nothing"]
+
+TESTED: Final[dict[str, Ran]] = {"0.32": "engines", "0.33": "schedulers"}
+"""What ran of each series in the tests, the newest last; vLLM's schedulers run over cache groups
+made by hand (tests/vllm/test_walks.py)."""
+HASH_ALGO: Final = "sha256_cbor"
+"""The value of --prefix-caching-hash-algo whose chain the store computes too."""
+HASH_FUNCTION: Final = "vllm.utils.hashing:sha256_cbor"
+"""The function behind that value. This one and the next are named as "module:attribute"."""
+ROOT_SEED: Final = "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed"
+"""Gives the seed of an engine's chains for that function."""
+CPU_ISA: Final = "vllm.v1.attention.backends.cpu_attn:_get_attn_isa"
+"""Names the instruction set, which orders a block's bytes."""
 
 
-@dataclass(frozen=True)
-class VllmFacts:
-    """One series of versions. Functions are named as "module:attribute".
-
-    `hash_algo`: the value of --prefix-caching-hash-algo whose chain the store computes too.
-    `hash_function`: the function behind that value. `root_seed`: gives the seed of an engine's
-    chains for that function. `cpu_isa`: names the instruction set, which orders a block's bytes.
-    `ran`: what of it ran in the tests; vLLM's schedulers run over cache groups made by hand
-    (tests/vllm/test_walks.py).
-    """
-
-    series: str
-    hash_algo: str
-    hash_function: str
-    root_seed: str
-    cpu_isa: str
-    ran: Literal["engines", "schedulers", "nothing"] = "engines"
-
-
-_V0_32 = VllmFacts(
-    series="0.32",
-    hash_algo="sha256_cbor",
-    hash_function="vllm.utils.hashing:sha256_cbor",
-    root_seed="vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
-    cpu_isa="vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
-)
-VERSIONS: tuple[VllmFacts, ...] = (_V0_32, replace(_V0_32, series="0.33", ran="schedulers"))
-
-
-def facts_of(version: str) -> VllmFacts | None:
-    """The row for a version string such as '0.32.0+cpu'; for a newer series a guess.
-
-    None for an older one, and for what is no version.
-    """
+def ran_of(version: str) -> Ran | None:
+    """What ran of a version such as '0.32.0+cpu'; None of an older one, and of what is none."""
     series = ".".join(version.partition("+")[0].split(".")[:2])
-    known = next((facts for facts in VERSIONS if facts.series == series), None)
-    if known is None and _order(series) > _order(VERSIONS[-1].series):
-        return replace(VERSIONS[-1], series=series, ran="nothing")
-    return known
+    if series not in TESTED and _order(series) > _order([*TESTED][-1]):
+        return "nothing"
+    return TESTED.get(series)
 
 
 def _order(series: str) -> tuple[int, ...]:
