@@ -4,7 +4,7 @@ Knows vLLM's configuration only. A refusal at start is one sentence with the fla
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -87,12 +87,8 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
     transfer = vllm_config.kv_transfer_config
     settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     check_version(version, allow_untested=settings.allow_untested)
-    refuse_any(naming_complaints(vllm_config) + _sharing_complaints(vllm_config))
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if any(getattr(spec, "non_causal", False) for spec in specs):
-        refuse_any(["KV depends on what follows it; leave --kv-transfer-config out"])
-    if any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs):
-        refuse_any(["states must lie at the ends of blocks; set --mamba-cache-mode align"])
+    for complaint in _complaints(vllm_config, kv_cache_config):
+        raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
     needed, there = host_bytes(settings, vllm_config, kv_cache_config), _shared_memory_bytes()
     if there < needed:
         raise refused(
@@ -147,44 +143,34 @@ def check_version(version: str, *, allow_untested: bool) -> None:
     )
 
 
-def refuse_any(complaints: Sequence[str]) -> None:
-    """Raise ConnectorRefused with the first complaint, if there is one."""
-    for complaint in complaints:
-        raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
-
-
-def naming_complaints(vllm_config: Any) -> list[str]:
-    """Why blocks have no names that other engines share, each with the flag to set."""
+def _complaints(vllm_config: Any, kv_cache_config: Any) -> Iterator[str]:
+    """Why blocks have no names that others share, or equal tokens other bytes; the flag to set."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
-    found = []
     if not cache.enable_prefix_caching:
-        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
+        yield "blocks have no names without prefix caching; set --enable-prefix-caching"
     if cache.prefix_caching_hash_algo != HASH_ALGO:
-        found.append(
+        yield (
             f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
             f"set --prefix-caching-hash-algo {HASH_ALGO}"
         )
     if parallel.pipeline_parallel_size != 1:
-        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
+        yield "a rank must hold all layers; set --pipeline-parallel-size 1"
     if parallel.decode_context_parallel_size != 1:
-        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
-    return found
+        yield "a rank must hold all tokens; set --decode-context-parallel-size 1"
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    if draft is not None and draft.model != vllm_config.model_config.model:
+        yield (
+            "the KV of a draft model of its own has no identity that engines could compare; leave "
+            "--speculative-config out"
+        )
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if any(getattr(spec, "non_causal", False) for spec in specs):
+        yield "KV depends on what follows it; leave --kv-transfer-config out"
+    if any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs):
+        yield "states must lie at the ends of blocks; set --mamba-cache-mode align"
 
 
 def _shared_memory_bytes() -> int:
     """What the file system holds in which vLLM keeps its host memory, when it is empty."""
     found = os.statvfs("/dev/shm")
     return found.f_blocks * found.f_frsize
-
-
-def _sharing_complaints(vllm_config: Any) -> list[str]:
-    """Why equal tokens would have KV of different bytes, each with the flag to set."""
-    found = []
-    speculative = vllm_config.speculative_config
-    draft = getattr(speculative, "draft_model_config", None)
-    if draft is not None and draft.model != vllm_config.model_config.model:
-        found.append(
-            "the KV of a draft model of its own has no identity that engines could compare; leave "
-            "--speculative-config out"
-        )
-    return found
