@@ -26,12 +26,10 @@ from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import THERE
 from kvrouter_store.connectors.lmcache.announced import Announced, Told
-from kvrouter_store.connectors.lmcache.blobs import Blobs
+from kvrouter_store.connectors.lmcache.blobs import Blob, Blobs
 from kvrouter_store.connectors.lmcache.locks import Locks
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory
 from kvrouter_store.connectors.lmcache.names import Manifests, ObjectKey, layout_of, name_of
-from kvrouter_store.connectors.lmcache.order import ChunkOrder
-from kvrouter_store.connectors.lmcache.runs import Blob
 from kvrouter_store.connectors.lmcache.settings import L2Settings
 from kvrouter_store.connectors.lmcache.tasks import Results, Workers
 from kvrouter_store.connectors.reach import Reach
@@ -89,7 +87,7 @@ class KVStoreL2(L2AdapterInterface):  # type: ignore[misc]
         memory = l1_memory_desc and ObjectMemory(l1_memory_desc.ptr, l1_memory_desc.size)
         self._url = settings.url
         self._reach = Reach(settings.client(engine), log, self._before_beat)
-        self._blobs = Blobs(self._reach, memory or ObjectMemory(), ChunkOrder(), engine)
+        self._blobs = Blobs(self._reach, memory or ObjectMemory(), engine)
         self._manifests = Manifests(settings.weights_revision)
         self._announced = Announced(self._notify_keys_stored, self._notify_keys_deleted)
         self._locks: Locks[ObjectKey, Lease] = Locks(settings.lock_s)

@@ -3,15 +3,17 @@
 Nothing raises for an absent store: nothing is there then.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
-from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store._core import MAX_HASHES, BlockStatus, Segments
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import Match
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory
 from kvrouter_store.connectors.lmcache.order import ChunkOrder
-from kvrouter_store.connectors.lmcache.runs import Blob, Run, runs_of
 from kvrouter_store.connectors.reach import Reach
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -23,18 +25,54 @@ Keep = Callable[[Lease, list[int]], None]
 """Takes over a lease, on the blobs at these places."""
 
 
+class Blob(NamedTuple):
+    """A blob by its name under its manifest, and where its bytes are or shall be in memory."""
+
+    manifest: Manifest
+    name: bytes
+    address: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Blobs of one manifest, in order, with their places in a task."""
+
+    manifest: Manifest
+    places: list[int]
+    blobs: list[Blob]
+
+    def __len__(self) -> int:
+        return len(self.blobs)
+
+    @property
+    def names(self) -> bytes:
+        """The names of the blobs, 32 bytes each."""
+        return b"".join(blob.name for blob in self.blobs)
+
+    def part(self, first: int, stop: int | None = None) -> "Run":
+        """The blobs from `first` up to `stop`."""
+        return Run(self.manifest, self.places[first:stop], self.blobs[first:stop])
+
+    def cut(self, marks: Sequence[object], wanted: object) -> Iterator["Run"]:
+        """The longest runs of neighbours with the wanted mark; one mark for each blob."""
+        for mark, members in groupby(range(len(self)), marks.__getitem__):
+            if mark == wanted:
+                indices = list(members)
+                yield self.part(indices[0], indices[-1] + 1)
+
+
 @dataclass(eq=False)
 class Blobs:
     """The blobs that a store has. Safe in threads.
 
-    order: which blob follows which; `find` adds to it, `put` tells the store.
     engine: the name under which the store lists manifests that are put or found.
+    order: which blob follows which; `find` adds to it, `put` tells the store.
     """
 
     reach: Reach
     memory: ObjectMemory
-    order: ChunkOrder
     engine: str
+    order: ChunkOrder = field(default_factory=ChunkOrder)
     _introduced: set[bytes] = field(default_factory=set)
 
     def put(self, blobs: Sequence[Blob]) -> list[BlockStatus]:
@@ -180,3 +218,19 @@ class Blobs:
 
     def _place(self, run: Run) -> tuple[Segments, list[int]]:
         return self.memory.place([blob.address for blob in run.blobs], run.manifest.block_bytes)
+
+
+def runs_of(blobs: Sequence[Blob]) -> list[Run]:
+    """The blobs by manifest, in their order, at most as many as one request may name."""
+    by_manifest: defaultdict[bytes, list[int]] = defaultdict(list)
+    for place, blob in enumerate(blobs):
+        by_manifest[blob.manifest.digest].append(place)
+    pieces = (
+        places[at : at + MAX_HASHES]
+        for places in by_manifest.values()
+        for at in range(0, len(places), MAX_HASHES)
+    )
+    return [
+        Run(blobs[places[0]].manifest, places, [blobs[place] for place in places])
+        for places in pieces
+    ]

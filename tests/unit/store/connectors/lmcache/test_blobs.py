@@ -12,11 +12,9 @@ from tests.unit.store.connectors.lmcache.keys import FLOAT16, Key, chunk
 
 from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.lmcache.blobs import Blobs
+from kvrouter_store.connectors.lmcache.blobs import Blob, Blobs, runs_of
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory
 from kvrouter_store.connectors.lmcache.names import Manifests, layout_of, name_of
-from kvrouter_store.connectors.lmcache.order import ChunkOrder
-from kvrouter_store.connectors.lmcache.runs import Blob, runs_of
 from kvrouter_store.connectors.reach import Reach
 
 if TYPE_CHECKING:
@@ -37,9 +35,8 @@ class Process:
         self.reach = Reach(client, logging.getLogger("lmcache"))
         self.memory = Memory(32, BYTES)
         (self.start,) = self.memory.segments.bases
-        self.order = ChunkOrder()
         memory = ObjectMemory(self.start, len(self.memory.data))
-        self.blobs = Blobs(self.reach, memory, self.order, "lmcache/test")
+        self.blobs = Blobs(self.reach, memory, "lmcache/test")
         self.manifests = Manifests()
         self.leases: list[tuple[Lease, list[int]]] = []
 
