@@ -101,15 +101,15 @@ def placement_notes(plan: PlacementPlan, placed: Placed) -> Iterator[Advice]:
         pages = f"the pool has transparent huge pages of {size}"
         if placed.huge_error:
             pages += (
-                f", but not everywhere ({_why(placed.huge_error)}): `sysctl vm.compact_memory=1` "
-                "as root before the start makes room for more"
+                f", but not everywhere ({os.strerror(placed.huge_error)}): "
+                "`sysctl vm.compact_memory=1` as root before the start makes room for more"
             )
     else:
         pages = f"the pool has pages of {size}"
         if plan.lack:
             pages += f": {plan.lack}"
         elif placed.huge_error:
-            pages += f": the kernel refuses huge ones ({_why(placed.huge_error)})"
+            pages += f": the kernel refuses huge ones ({os.strerror(placed.huge_error)})"
     yield Advice(logging.INFO, pages)
     yield from _numa_notes(plan.placement.numa_nodes, placed.numa_error, placed.numa_regions)
 
@@ -121,7 +121,7 @@ def _numa_notes(nodes: list[int], error: int, regions: int) -> Iterator[Advice]:
         names = ", ".join(map(str, nodes))
         yield Advice(logging.INFO, f"the pool is divided among the NUMA nodes {names}")
         return
-    why = f"mbind: {_why(error)}" if error else "it is too small to be divided"
+    why = f"mbind: {os.strerror(error)}" if error else "it is too small to be divided"
     remedy = (
         "in a container, give it the capability SYS_NICE"
         if error in {errno.EPERM, errno.ENOSYS}
@@ -255,10 +255,6 @@ def _cgroup_name(page: int) -> str:
         if page >= unit:
             return f"{page // unit}{name}"
     return f"{page // KIB}KB"
-
-
-def _why(error: int) -> str:
-    return os.strerror(error)
 
 
 def _size(size_bytes: int) -> str:

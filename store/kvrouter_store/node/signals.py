@@ -35,12 +35,8 @@ class Signals:
             self.at_once.set()
 
 
-async def drain(server: StoreServer, timeout_s: float, at_once: asyncio.Event) -> bool:
-    """Let requests in flight end, for at most `timeout_s` seconds or until `at_once`.
-
-    Returns:
-        whether no connection was cut off.
-    """
+async def drain(server: StoreServer, timeout_s: float, at_once: asyncio.Event) -> None:
+    """Let requests in flight end, for at most `timeout_s` seconds or until `at_once`."""
     loop, started = asyncio.get_running_loop(), time.monotonic()
     done = asyncio.Event()
     gone = server.drain()
@@ -55,7 +51,7 @@ async def drain(server: StoreServer, timeout_s: float, at_once: asyncio.Event) -
             end.cancel()
     if done.is_set():
         log.info("drained in %.3f s", time.monotonic() - started)
-        return True
+        return
     held = server.stats()
     log.warning(
         "leaving %d connections with %d leases and %d blocks being written, %s",
@@ -64,7 +60,6 @@ async def drain(server: StoreServer, timeout_s: float, at_once: asyncio.Event) -
         held["reserved_blocks"],
         "at the second signal" if at_once.is_set() else f"after --drain-timeout {timeout_s:g}",
     )
-    return False
 
 
 def reload_on_hangup(
