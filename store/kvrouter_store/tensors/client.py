@@ -149,7 +149,7 @@ class TensorClient:
             failure = error
         finally:
             job.staging.release()
-            job.put.ended(job.layer, job.first, leading(there), failure)
+            job.put.ended(job.layer, job.first, there, failure)
 
     def _store(self, job: _Job) -> list[bool]:
         """Of each block of a job, whether the store has the layer now."""
@@ -244,7 +244,7 @@ class LayerwisePut:
         self.blocks = blocks
         self.dropped = False
         self._client = client
-        self._there: dict[int, dict[int, int]] = {}  # by layer: leading blocks from each place on
+        self._there: dict[int, list[bool]] = {}  # by layer: of each block, whether the store has it
         self._open = 0
         self._failure: Exception | None = None
         self._changed = threading.Condition()
@@ -257,7 +257,7 @@ class LayerwisePut:
         """
         if self.dropped or not self.blocks.span:
             return
-        self._there[layer] = {}
+        self._there[layer] = [False] * len(self.blocks.span)
         try:
             self._client._begin(self, layer)
         except (CopyFailed, NoRoom) as error:
@@ -274,17 +274,19 @@ class LayerwisePut:
             raise self._failure
         if len(self._there) < len(self.blocks.layers):
             return 0
-        return min((_reached(layer) for layer in self._there.values()), default=0)
+        return min(map(leading, self._there.values()), default=0)
 
     def begun(self) -> None:
         """A job more is on its way to the client's thread."""
         with self._changed:
             self._open += 1
 
-    def ended(self, layer: int, first: int, there: int, failure: Exception | None) -> None:
+    def ended(
+        self, layer: int, first: int, there: Sequence[bool], failure: Exception | None
+    ) -> None:
         """The client's thread is done with a job."""
         with self._changed:
-            self._there[layer][first] = there
+            self._there[layer][first : first + len(there)] = there
             self._open -= 1
             self._changed.notify()
         if failure is not None:
@@ -315,13 +317,3 @@ class LayerwisePut:
 def leading(flags: Sequence[bool]) -> int:
     """How many of the first ones are true."""
     return next((at for at, flag in enumerate(flags) if not flag), len(flags))
-
-
-def _reached(pieces: dict[int, int]) -> int:
-    """Leading blocks, from how many leading ones there are from each place on."""
-    end = 0
-    for first, there in sorted(pieces.items()):
-        if first > end:
-            break
-        end = first + there
-    return end
