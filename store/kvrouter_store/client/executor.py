@@ -12,7 +12,7 @@ from kvrouter_store.client.dialer import Dialer
 from kvrouter_store.client.manifest_ids import ManifestIds
 from kvrouter_store.connection.channel import Access, Channel, LinkLost
 from kvrouter_store.connection.deadline import Deadline
-from kvrouter_store.connection.reconnect import Circuit, CircuitPass
+from kvrouter_store.connection.reconnect import Circuit
 from kvrouter_store.errors import (
     DeadlineExceeded,
     StoreRefused,
@@ -110,13 +110,13 @@ class Executor:
         Raises StoreUnavailable, within PROBE_S.
         """
         with self._lock:
+            if not self._circuit.is_open:  # a probe was answered just now
+                return
             now = time.monotonic()
-            admission = self._circuit.admit(now)
-            pause_s = self._circuit.remaining_s(now)
-        if admission is CircuitPass.REFUSE:
-            raise StoreUnavailable(f"the store did not answer; next try in {pause_s:.2f} s")
-        if admission is CircuitPass.PROBE:
-            self._probe(deadline)
+            if not self._circuit.may_probe(now):
+                pause_s = self._circuit.remaining_s(now)
+                raise StoreUnavailable(f"the store did not answer; next try in {pause_s:.2f} s")
+        self._probe(deadline)
 
     def _probe(self, deadline: Deadline) -> None:
         answered = False

@@ -4,7 +4,6 @@ Every pause of a client's connection is here. Nothing waits: the methods take re
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 FIRST_PAUSE_S = 0.05
 """After the first attempt to connect that failed; each further one doubles it."""
@@ -38,14 +37,6 @@ class BackOff:
         return max(0.0, self.retry_at - now)
 
 
-class CircuitPass(Enum):
-    """What an operation may do."""
-
-    PASS = "pass"  # ask the node
-    PROBE = "probe"  # first find out whether the node answers, and report that to the circuit
-    REFUSE = "refuse"  # fail at once
-
-
 @dataclass
 class Circuit:
     """A circuit breaker: open from the first time-out until the node answers a probe.
@@ -58,14 +49,12 @@ class Circuit:
     _probing: bool = False
     _pause: BackOff = field(default_factory=lambda: BackOff(FIRST_PROBE_PAUSE_S))
 
-    def admit(self, now: float) -> CircuitPass:
-        """What an operation that begins at `now` may do."""
-        if not self.is_open:
-            return CircuitPass.PASS
+    def may_probe(self, now: float) -> bool:
+        """Whether an operation that finds it open at `now` probes the node, and reports that."""
         if self._probing or self.remaining_s(now):
-            return CircuitPass.REFUSE
+            return False
         self._probing = True
-        return CircuitPass.PROBE
+        return True
 
     def timed_out(self, now: float) -> None:
         """An operation got no answer in time. Changes nothing while the circuit is open."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter_store.connection.reconnect import BackOff, Circuit, CircuitPass
+from kvrouter_store.connection.reconnect import BackOff, Circuit
 
 
 def test_a_back_off_doubles_up_to_its_limit_and_ends_with_a_success() -> None:
@@ -21,22 +21,24 @@ def test_a_back_off_doubles_up_to_its_limit_and_ends_with_a_success() -> None:
     assert backoff.remaining_s(50.0) == pytest.approx(0.1)
 
 
-def test_a_closed_circuit_lets_all_pass() -> None:
+def test_a_circuit_is_closed_until_an_operation_times_out() -> None:
     circuit = Circuit()
-    assert [circuit.admit(now) for now in (0.0, 0.0, 1.0)] == [CircuitPass.PASS] * 3
+    assert not circuit.is_open
+    circuit.timed_out(0.0)
+    assert circuit.is_open
 
 
 def test_an_open_circuit_lets_one_operation_at_a_time_probe() -> None:
     circuit = Circuit()
     circuit.timed_out(10.0)
-    assert circuit.admit(10.1) is CircuitPass.REFUSE
-    assert circuit.admit(10.3) is CircuitPass.PROBE
-    assert circuit.admit(10.3) is CircuitPass.REFUSE
+    assert not circuit.may_probe(10.1)
+    assert circuit.may_probe(10.3)
+    assert not circuit.may_probe(10.3)
     circuit.probed(10.5, answered=False)
-    assert circuit.admit(10.6) is CircuitPass.REFUSE
-    assert circuit.admit(11.1) is CircuitPass.PROBE
+    assert not circuit.may_probe(10.6)
+    assert circuit.may_probe(11.1)
     circuit.probed(11.1, answered=True)
-    assert circuit.admit(11.1) is CircuitPass.PASS
+    assert not circuit.is_open
 
 
 def test_time_outs_of_operations_that_were_on_their_way_do_not_lengthen_the_pause() -> None:
@@ -46,15 +48,14 @@ def test_time_outs_of_operations_that_were_on_their_way_do_not_lengthen_the_paus
     assert circuit.remaining_s(10.1) == pytest.approx(0.15)
 
 
-@given(st.lists(st.sampled_from(["admit", "timed_out", "answered", "silent", "later"])))
+@given(st.lists(st.sampled_from(["begun", "timed_out", "answered", "silent", "later"])))
 def test_never_two_probes_at_once_and_always_another_one(steps: list[str]) -> None:
     circuit, now, probing = Circuit(), 0.0, False
     for step in steps:
-        if step == "admit":
-            admission = circuit.admit(now)
-            assert (admission is CircuitPass.PASS) == (not circuit.is_open)
-            assert not (admission is CircuitPass.PROBE and probing)
-            probing = probing or admission is CircuitPass.PROBE
+        if step == "begun":
+            probes = circuit.is_open and circuit.may_probe(now)
+            assert not (probes and probing)
+            probing = probing or probes
         elif step == "timed_out":
             circuit.timed_out(now)
         elif step == "later":
@@ -63,4 +64,4 @@ def test_never_two_probes_at_once_and_always_another_one(steps: list[str]) -> No
             circuit.probed(now, answered=step == "answered")
             probing = False
     if circuit.is_open and not probing:
-        assert circuit.admit(now + 1.0) is CircuitPass.PROBE
+        assert circuit.may_probe(now + 1.0)
