@@ -19,9 +19,7 @@ from kvrouter_store.tiers.base import Item, Memory, Tier, TierAway, TierStatus, 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 START_S = 30.0
-"""How long a start may take at least: a process, its libraries, and the first answer."""
-START_CALLS = 4
-"""And at least as long as so many calls."""
+"""How long a start may take: a process, its libraries, and the first answer."""
 MOST_CALLS = 64
 """Calls at a time; further ones are refused."""
 MOST_KEYS = 256
@@ -127,7 +125,7 @@ class Guard:
 
     async def _start(self) -> bool:
         try:
-            async with asyncio.timeout(max(START_S, START_CALLS * self._timeout_s)):
+            async with asyncio.timeout(START_S):
                 await self._tier.start(self._memory)
         except Exception as error:
             self._say_away(error)
