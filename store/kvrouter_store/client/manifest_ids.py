@@ -28,7 +28,6 @@ class ManifestIds:
     def __init__(self) -> None:
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
         self._known: dict[bytes, Registration] = {}
-        self._epoch = 0
         self._lock = threading.Lock()
 
     def remember(self, manifest: Manifest, engine: str, refusal: str) -> None:
@@ -52,9 +51,6 @@ class ManifestIds:
         registration = Registration(epoch, reply.manifest_id, reply.spec_id, parts)
         if not refusal:
             with self._lock:
-                if epoch != self._epoch:
-                    self._known.clear()
-                    self._epoch = epoch
                 self._known[manifest.digest] = registration
         channel.announced[manifest.digest, engine, refusal] = registration
         return registration
