@@ -202,12 +202,10 @@ class VerbsQueuePair:
 
     def _reap(self) -> bool:
         """Take what has completed, if anything. Raises TransferFailed for the first that failed."""
-        failure = ""
         completions = self._take_completions()
-        for completion in completions:
-            if completion.status and not failure:
-                failure = self._names.status_name(completion.status)
-        if failure:
+        status = next((each.status for each in completions if each.status), 0)
+        if status:
+            failure = self._names.status_name(status)
             raise TransferFailed(failure, f"{self._device.port}: a copy ended with {failure}")
         return bool(completions)
 
