@@ -202,11 +202,6 @@ def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in extra.items() if key not in DEPRECATED}
 
 
-def refused(text: str) -> ConnectorRefused:
-    """A setting of vLLM's connector that cannot be used."""
-    return ConnectorSettings.refused(text)
-
-
 def one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
     """Raise ValueError where a setting has a value that it may not have."""
     if value not in allowed:

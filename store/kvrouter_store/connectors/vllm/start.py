@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings, refused
+from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.connectors.vllm.host_memory import (
     Host,
     agreed,
@@ -41,14 +41,14 @@ class EngineSettings(ConnectorSettings):
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
         if extra.get("parts"):
-            raise refused(
+            raise cls.refused(
                 '"parts" is not a setting here; set "canonical_layout": true to share with engines '
                 "of other numbers of ranks"
             )
         settings = super().parse(extra, kv_role)
         for name, least in (("cpu_bytes_to_use", 0), ("threads", 1)):
             if extra.get(name, least) < least:
-                raise refused(f'"{name}" must be at least {least}')
+                raise cls.refused(f'"{name}" must be at least {least}')
         return settings
 
     @property
@@ -91,7 +91,7 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
     needed, there = host_bytes(settings, vllm_config, kv_cache_config), _shared_memory_bytes()
     if there < needed:
-        raise refused(
+        raise settings.refused(
             f'"cpu_bytes_to_use" is {needed}, and /dev/shm has {there} bytes; set it lower, or '
             "start the container with a larger --shm-size"
         )
