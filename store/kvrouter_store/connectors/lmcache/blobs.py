@@ -3,17 +3,17 @@
 Nothing raises for an absent store: nothing is there then.
 """
 
-from collections import defaultdict
+import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from kvrouter_store._core import MAX_HASHES, BlockStatus, Segments
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.client.results import Match
 from kvrouter_store.connectors.lmcache.memory import ObjectMemory
-from kvrouter_store.connectors.lmcache.order import ChunkOrder
 from kvrouter_store.connectors.reach import Reach
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -21,6 +21,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 PART = 0
 IN_MEMORY = 0  # the tier of a Place
 NO_NAME = bytes(HASH_BYTES)
+MAX_CHUNKS = 1 << 16
 Keep = Callable[[Lease, list[int]], None]
 """Takes over a lease, on the blobs at these places."""
 
@@ -59,6 +60,34 @@ class Run:
             if mark == wanted:
                 indices = list(members)
                 yield self.part(indices[0], indices[-1] + 1)
+
+
+class ChunkOrder:
+    """The predecessors of the chunks that were learnt last, by name. Safe in threads.
+
+    LMCache looks a prompt up chunk by chunk, in order, before it computes and stores what is
+    missing. The store then keeps a chunk for as long as it keeps those that follow it: without its
+    beginning the rest of a prompt is of no use.
+    """
+
+    def __init__(self, most: int = MAX_CHUNKS) -> None:
+        self._most = most
+        self._before: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def learn(self, names: Sequence[bytes]) -> None:
+        """These chunks follow one another."""
+        with self._lock:
+            for before, name in pairwise(names):
+                self._before[name] = before
+                self._before.move_to_end(name)
+            while len(self._before) > self._most:
+                self._before.popitem(last=False)
+
+    def before(self, name: bytes) -> bytes | None:
+        """The chunk before this one, where that is known."""
+        with self._lock:
+            return self._before.get(name)
 
 
 @dataclass(eq=False)

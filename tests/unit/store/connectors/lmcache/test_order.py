@@ -2,7 +2,7 @@
 
 from tests.unit.store.connectors.lmcache.keys import chunk
 
-from kvrouter_store.connectors.lmcache.order import ChunkOrder
+from kvrouter_store.connectors.lmcache.blobs import ChunkOrder
 
 
 def test_a_chunk_follows_the_one_before_it_in_the_prompt() -> None:
