@@ -53,7 +53,6 @@ class AsyncLink(asyncio.Protocol):
         self._unsent_timer: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._rest = b""
-        self._header: Header | None = None
         self._foreign: StoreRefused | None = None
 
     @property
@@ -143,18 +142,13 @@ class AsyncLink(asyncio.Protocol):
             data = self._rest + data
         offset, size = 0, len(data)
         try:
-            while True:
-                if self._header is None:
-                    if size - offset < HEADER_BYTES:
-                        break
-                    self._header = _core.decode_header(data, offset)
-                    offset += HEADER_BYTES
-                header = self._header
-                if size - offset < header.body_bytes:
+            while size - offset >= HEADER_BYTES:
+                header = _core.decode_header(data, offset)
+                end = offset + HEADER_BYTES + header.body_bytes
+                if size < end:
                     break
-                reply = _core.decode_reply(header, data, offset)
-                offset += header.body_bytes
-                self._header = None
+                reply = _core.decode_reply(header, data, offset + HEADER_BYTES)
+                offset = end
                 self._deliver(header, reply)
         except ValueError as error:
             if not self.epoch:  # in place of a reply to HELLO: trying again does not help
@@ -176,8 +170,7 @@ class AsyncLink(asyncio.Protocol):
 
     def _send_unsent(self) -> None:
         self._unsent_timer = None
-        if self._unsent:
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
         self._flushing = False
