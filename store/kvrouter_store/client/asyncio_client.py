@@ -9,6 +9,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
+from copy import copy
 from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
@@ -259,10 +260,8 @@ class AsyncStoreClient:
             return link
         if self._closed:
             raise StoreClosed("the store client is closed")
-        if isinstance(self._refusal, StoreRefused):
-            raise type(self._refusal)(str(self._refusal), self._refusal.status)
         if self._refusal is not None:
-            raise Untrusted(str(self._refusal))
+            raise copy(self._refusal)  # each raise adds a traceback to it
         raise StoreUnavailable(f"there is no connection to the store at {self.url}")
 
     async def _ask(
