@@ -60,11 +60,6 @@ class RdmaOptions:
         devices = self.devices()
         return devices[rail % len(devices)] if devices else None
 
-    @property
-    def wanted_link(self) -> LinkType | None:
-        """None where any will do."""
-        return LINK_TYPES.get(self.link_type)
-
     def _device(self, entry: str) -> DeviceChoice:
         name, colon, index = entry.partition(":")
         if not NAME.fullmatch(name):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrouter_store.rdma.base import LinkType, RdmaUnavailable
-from kvrouter_store.rdma.options import NO_HINT, DeviceChoice, RdmaOptions
+from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, DeviceChoice, RdmaOptions
 
 SYSFS = Path("/sys/class/infiniband")
 LINK_LAYERS = {"InfiniBand": LinkType.INFINIBAND, "Ethernet": LinkType.ETHERNET}
@@ -76,7 +76,7 @@ def _port(sysfs: Path, choice: DeviceChoice, options: RdmaOptions) -> Port:
     state = _text(folder / "state")
     if not state.endswith("ACTIVE"):
         raise RdmaUnavailable(f"{where} is {state or 'not up'}: bring its link up")
-    if options.wanted_link not in (None, link):
+    if LINK_TYPES.get(options.link_type, link) != link:
         raise RdmaUnavailable(f"{where} is of link type {_flag(link)}, not {options.link_type}")
     index, gid = _gid(folder, where, link, choice.gid_index)
     lid = int(_text(folder / "lid") or "0", 16)
