@@ -66,6 +66,8 @@ LogFormat = Annotated[
     Literal["auto", "text", "json"],
     Field(description="How log lines are written. auto: text on a terminal, else JSON."),
 ]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RDMA = RdmaOptions()
 StoreKeyFile = Annotated[str, Field(description="PEM file of the key of --store-cert-file.")]
 
@@ -123,17 +125,13 @@ class StoreSettings(RdmaSettings, BaseSettings):
         description="Address to listen on, for clients and for HTTP.",
         json_schema_extra={"section": "Ports"},
     )
-    port: int = Field(
+    port: Port = Field(
         default=7400,
-        ge=0,
-        le=65535,
         description="Port for clients; 0 takes a free one.",
         json_schema_extra={"flags": ["--service-port"]},
     )
-    http_port: int = Field(
+    http_port: Port = Field(
         default=7480,
-        ge=0,
-        le=65535,
         description="Port of /healthz, /metrics, /stats and /purge; 0 takes a free one.",
         json_schema_extra={"flags": ["--manage-port"]},
     )
@@ -169,10 +167,8 @@ class StoreSettings(RdmaSettings, BaseSettings):
         "as 2GiB. All its connections through the Unix socket count together. 0: a quarter of the "
         "pool.",
     )
-    reserve_timeout: float = Field(
+    reserve_timeout: Seconds = Field(
         default=30.0,
-        gt=0,
-        allow_inf_nan=False,
         description="Time without a request after which the reservations of a connection end. "
         "Other clients may then write the same blocks; the reserved slots stay out of use until "
         "the connection closes or commits.",
@@ -214,10 +210,8 @@ class StoreSettings(RdmaSettings, BaseSettings):
         "first that works.",
         json_schema_extra={"metavar": "KIND"},
     )
-    disk_read_timeout: float = Field(
+    disk_read_timeout: Seconds = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
         description="Longest wait of a request for blocks from the disk; then it gets only the "
         "blocks that are in memory.",
     )
@@ -229,11 +223,9 @@ class StoreSettings(RdmaSettings, BaseSettings):
         "the environment: other users can see flags.",
         json_schema_extra={"section": "Tiers below", "metavar": "URL"},
     )
-    tier_timeout: float = Field(
+    tier_timeout: Seconds = Field(
         default=1.0,
-        gt=0,
         le=1,  # less than STORE_DEADLINE_S, after which a router takes a silent node as away
-        allow_inf_nan=False,
         description="Longest wait of a request for blocks from --tier: at most 1.",
         json_schema_extra={"metavar": "SECONDS"},
     )
