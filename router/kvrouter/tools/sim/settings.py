@@ -5,6 +5,8 @@ Flags that llm-d-inference-sim has carry its names and meaning
 """
 
 import re
+from contextlib import suppress
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -34,11 +36,7 @@ DEFAULT_CONTEXT_TOKENS = 32768
 FAILURES: Final = {
     "rate_limit": (429, "Rate limit reached", None),
     "invalid_api_key": (401, "Incorrect API key", None),
-    "context_length": (
-        400,
-        "This model's maximum context length is exceeded",
-        "messages",
-    ),
+    "context_length": (400, "This model's maximum context length is exceeded", "messages"),
     "server_error": (500, "The server had an error", None),
     "invalid_request": (400, "Invalid request", None),
     "model_not_found": (404, "The model does not exist", "model"),
@@ -61,19 +59,14 @@ class Duration(float):
         """Read a duration. ValueError for anything else, and for a negative one."""
         if isinstance(value, Duration):
             return value
-        try:
-            return cls._milliseconds(float(str(value)))
-        except ValueError:
-            pieces = _PIECE.findall(str(value).strip())
-        if not pieces or "".join(map("".join, pieces)) != str(value).strip():
-            raise ValueError(f"a duration is written as 100ms or 1.5s, not {value!r}")
-        return cls(sum(float(number) * _UNIT_S[unit] for number, unit in pieces))
-
-    @classmethod
-    def _milliseconds(cls, number: float) -> "Duration":
-        if not 0 <= number < float("inf"):
-            raise ValueError("a duration is not negative")
-        return cls(number / 1000)
+        text = str(value).strip()
+        pieces = _PIECE.findall(text)
+        if pieces and "".join(map("".join, pieces)) == text:
+            return cls(sum(float(number) * _UNIT_S[unit] for number, unit in pieces))
+        with suppress(ValueError):
+            if 0 <= float(text) < inf:
+                return cls(float(text) / 1000)
+        raise ValueError(f"a duration is written as 100ms or 1.5s, not {value!r}")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
@@ -83,6 +76,17 @@ class Duration(float):
 
 
 Tokens = Annotated[int, Field(ge=1, json_schema_extra={"metavar": "TOKENS"})]
+_MOST_SPREAD: Final = 0.3
+_SPREADS: Final = "time_to_first_token", "inter_token_latency", "kv_cache_transfer_latency"
+"""Times whose standard deviation is at most that share of them."""
+
+
+def _time(description: str, **extra: str) -> Any:
+    return Field(default=Duration(0), description=description, json_schema_extra={**extra})
+
+
+def _spread(flag: str) -> Any:
+    return _time(f"Standard deviation of {flag}, at most 30 percent of it.")
 
 
 class SimSettings(RdmaSettings, Settings):
@@ -197,50 +201,30 @@ class SimSettings(RdmaSettings, Settings):
         description="Compare every loaded block with the bytes that its hash stands for.",
     )
 
-    time_to_first_token: Duration = Field(
-        default=Duration(0),
-        description="Time of a prefill, as 100ms; a bare number is milliseconds.",
-        json_schema_extra={"section": "Times"},
+    time_to_first_token: Duration = _time(
+        "Time of a prefill, as 100ms; a bare number is milliseconds.", section="Times"
     )
-    time_to_first_token_std_dev: Duration = Field(
-        default=Duration(0),
-        description="Standard deviation of --time-to-first-token, at most 30 percent of it.",
+    time_to_first_token_std_dev: Duration = _spread("--time-to-first-token")
+    inter_token_latency: Duration = _time("Time of each further token.")
+    inter_token_latency_std_dev: Duration = _spread("--inter-token-latency")
+    prefill_overhead: Duration = _time(
+        "Constant part of a prefill's time; only without --time-to-first-token."
     )
-    inter_token_latency: Duration = Field(
-        default=Duration(0), description="Time of each further token."
+    prefill_time_per_token: Duration = _time(
+        "Time per computed prompt token; only without --time-to-first-token."
     )
-    inter_token_latency_std_dev: Duration = Field(
-        default=Duration(0),
-        description="Standard deviation of --inter-token-latency, at most 30 percent of it.",
+    prefill_time_std_dev: Duration = _time(
+        "Standard deviation of a prefill's time; only without --time-to-first-token."
     )
-    prefill_overhead: Duration = Field(
-        default=Duration(0),
-        description="Constant part of a prefill's time; only without --time-to-first-token.",
+    kv_cache_transfer_latency: Duration = _time(
+        "Time of a load from the store, instead of the prefill's."
     )
-    prefill_time_per_token: Duration = Field(
-        default=Duration(0),
-        description="Time per computed prompt token; only without --time-to-first-token.",
+    kv_cache_transfer_latency_std_dev: Duration = _spread("--kv-cache-transfer-latency")
+    kv_cache_transfer_time_per_token: Duration = _time(
+        "Time per loaded token; only without --kv-cache-transfer-latency."
     )
-    prefill_time_std_dev: Duration = Field(
-        default=Duration(0),
-        description="Standard deviation of a prefill's time; only without --time-to-first-token.",
-    )
-    kv_cache_transfer_latency: Duration = Field(
-        default=Duration(0),
-        description="Time of a load from the store, instead of the prefill's.",
-    )
-    kv_cache_transfer_latency_std_dev: Duration = Field(
-        default=Duration(0),
-        description="Standard deviation of --kv-cache-transfer-latency, at most 30 percent of it.",
-    )
-    kv_cache_transfer_time_per_token: Duration = Field(
-        default=Duration(0),
-        description="Time per loaded token; only without --kv-cache-transfer-latency.",
-    )
-    kv_cache_transfer_time_std_dev: Duration = Field(
-        default=Duration(0),
-        description="Standard deviation of a load's time; only without "
-        "--kv-cache-transfer-latency.",
+    kv_cache_transfer_time_std_dev: Duration = _time(
+        "Standard deviation of a load's time; only without --kv-cache-transfer-latency."
     )
     time_factor_under_load: float = Field(
         default=1.0,
@@ -254,10 +238,8 @@ class SimSettings(RdmaSettings, Settings):
         json_schema_extra={"metavar": "SEED"},
     )
 
-    failure_injection_rate: int = Field(
+    failure_injection_rate: Percent = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Share of the requests that fail on purpose.",
         json_schema_extra={"section": "Failures", "metavar": "PERCENT"},
     )
@@ -284,17 +266,12 @@ class SimSettings(RdmaSettings, Settings):
         "the address where it listens.",
         json_schema_extra={"metavar": "HOST:PORT"},
     )
-    kv_events_lost: Percent = Field(
-        default=0,
-        description="Share of the messages that get lost.",
-    )
+    kv_events_lost: Percent = Field(default=0, description="Share of the messages that get lost.")
     kv_events_repeated: Percent = Field(
-        default=0,
-        description="Share of the messages that arrive twice.",
+        default=0, description="Share of the messages that arrive twice."
     )
     kv_events_late: Percent = Field(
-        default=0,
-        description="Share of the messages that the next message overtakes.",
+        default=0, description="Share of the messages that the next message overtakes."
     )
 
     @field_validator("failure_types")
@@ -307,12 +284,9 @@ class SimSettings(RdmaSettings, Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SimSettings":
-        for name, mean in (
-            ("time_to_first_token", self.time_to_first_token),
-            ("inter_token_latency", self.inter_token_latency),
-            ("kv_cache_transfer_latency", self.kv_cache_transfer_latency),
-        ):
-            if getattr(self, f"{name}_std_dev") > 0.3 * mean + 1e-12:
+        for name in _SPREADS:
+            most = _MOST_SPREAD * getattr(self, name) + 1e-12
+            if getattr(self, f"{name}_std_dev") > most:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag}-std-dev is more than 30 percent of {flag}")
         if self.max_model_len is not None and self.cache_tokens < self.max_model_len:
