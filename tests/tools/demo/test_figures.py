@@ -2,14 +2,7 @@
 
 import io
 
-from kvrouter.tools.demo.figures import (
-    Counted,
-    Progress,
-    hit_rate,
-    source_table,
-    speedup,
-    ttft_line,
-)
+from kvrouter.tools.demo.figures import Counted, Progress, source_table, speedup, ttft_line
 from kvrouter.tools.demo.workload import Reply
 
 EXPOSITION = """\
@@ -30,15 +23,16 @@ class Terminal(io.StringIO):
 def test_an_engines_own_counters_say_where_its_tokens_came_from() -> None:
     counted = Counted.read(EXPOSITION)
     assert counted == Counted(computed=30, own=50, store=20, wrong_blocks=2)
-    assert hit_rate(counted) == 0.7
+    assert counted.share(counted.own + counted.store) == 0.7
 
 
-def test_nothing_asked_is_no_hit() -> None:
-    assert hit_rate(Counted()) == 0.0
+def test_of_nothing_every_share_is_zero() -> None:
+    assert Counted().share(0) == 0.0
 
 
 def test_the_table_sums_up_the_engines() -> None:
-    table = source_table({"a": Counted(1000, 2, 3), "b": Counted(1, 0, 0)}, {"a": "(dead)"})
+    engines = {"a": Counted(1000, 2, 3), "b": Counted(1, 0, 0)}
+    table = source_table(engines, {"a": "(dead)"}).splitlines()
     assert table[1].split() == ["a", "1,000", "2", "3", "(dead)"]
     assert table[3].split() == ["all", "1,001", "2", "3"]
 

@@ -9,6 +9,8 @@ from operator import add, sub
 from statistics import median, quantiles
 from typing import TextIO
 
+from tabulate import tabulate
+
 from kvrouter.tools.demo.workload import Reply
 
 _BY_SOURCE = re.compile(
@@ -77,6 +79,10 @@ class Counted:
         """All prompt tokens whose KV the engine needed."""
         return self.computed + self.own + self.store
 
+    def share(self, tokens: int) -> float:
+        """So many tokens as a share of all prompt tokens; 0 if there are none."""
+        return tokens / self.total if self.total else 0.0
+
     def __add__(self, other: "Counted") -> "Counted":
         return Counted(*map(add, astuple(self), astuple(other)))
 
@@ -103,16 +109,11 @@ def speedup(cold: Sequence[Reply], warm: Sequence[Reply]) -> float:
     return median(pair[0]) / median(pair[1]) if all(pair) else 0.0
 
 
-def hit_rate(counted: Counted) -> float:
-    """Share of the prompt tokens whose KV no engine had to compute."""
-    return 1 - counted.computed / counted.total if counted.total else 0.0
-
-
-def source_table(engines: Mapping[str, Counted], notes: Mapping[str, str]) -> list[str]:
+def source_table(engines: Mapping[str, Counted], notes: Mapping[str, str]) -> str:
     """A line for each engine and one for their sum: tokens computed, cached, and loaded."""
-    lines = [f"{'prompt tokens':<12}{'computed':>12}{'own cache':>12}{'from store':>12}"]
-    rows = [*engines.items(), ("all", sum(engines.values(), Counted()))]
-    for name, counted in rows:
-        numbers = f"{counted.computed:>12,}{counted.own:>12,}{counted.store:>12,}"
-        lines.append(f"{name:<13}{numbers[1:]}   {notes.get(name, '')}".rstrip())
-    return lines
+    rows = [
+        (name, counted.computed, counted.own, counted.store, notes.get(name, ""))
+        for name, counted in (*engines.items(), ("all", sum(engines.values(), Counted())))
+    ]
+    heads = ("prompt tokens", "computed", "own cache", "from store", "")
+    return tabulate(rows, heads, tablefmt="plain", intfmt=",")

@@ -19,14 +19,7 @@ from kvrouter.tools.demo.cluster import (
     demo_folder,
     start_cluster,
 )
-from kvrouter.tools.demo.figures import (
-    Counted,
-    Progress,
-    hit_rate,
-    source_table,
-    speedup,
-    ttft_line,
-)
+from kvrouter.tools.demo.figures import Counted, Progress, source_table, speedup, ttft_line
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import Reply, Workload, conversations
 from kvrouter.tools.sim.oracle import Oracle
@@ -137,11 +130,11 @@ class Demo:
         progress.line("\n" + ttft_line("cold", self.cold))
         progress.line(ttft_line("warm", self.warm) + comparison + "\n")
         ordered = {name: self.counted[name] for name in (*PREFILL, *DECODE)}
-        for line in source_table(ordered, {PREFILL[0]: "(until it was killed)"}):
-            progress.line(line)
+        progress.line(source_table(ordered, {PREFILL[0]: "(until it was killed)"}))
         progress.line(
-            f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} cached by the engines, "
-            f"{whole.store / whole.total:.1%} loaded from the store, every byte of it compared\n"
+            f"hit rate {whole.share(whole.own + whole.store):.1%}: "
+            f"{whole.share(whole.own):.1%} cached by the engines, "
+            f"{whole.share(whole.store):.1%} loaded from the store, every byte of it compared\n"
         )
         replies = [*self.cold, *self.warm]
         problems = [reply.problem for reply in replies if reply.problem]
