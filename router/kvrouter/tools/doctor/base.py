@@ -5,8 +5,8 @@ A check undoes what it does to an engine or a store, or does only what any clien
 
 from __future__ import annotations
 
-import os
 import resource
+import shutil
 import time
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable
@@ -110,10 +110,9 @@ class Host:
     def shm_free_bytes(self) -> int | None:
         """Free bytes of `/dev/shm`; None if there is none."""
         try:
-            found = os.statvfs(self.root / "dev/shm")
+            return shutil.disk_usage(self.root / "dev/shm").free
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
 
 
 @dataclass(slots=True)
