@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +13,7 @@ from kvrouter.tools.sim.requests import GenerateRequest
 
 
 def models_body(
-    names: Sequence[str],
-    root: str,
-    max_model_len: int,
-    created: int,
-    adapters: Mapping[str, str] = MappingProxyType({}),
+    names: Sequence[str], root: str, max_model_len: int, created: int, adapters: Mapping[str, str]
 ) -> bytes:
     """The answer of /v1/models; `adapters` are the paths of the loaded ones by name."""
 

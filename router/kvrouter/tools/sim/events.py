@@ -102,7 +102,7 @@ class EventPublisher:
     block_tokens: int  # tokens of a block
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
-    faults: Faults | None = None  # what happens to messages on their way, drawn with `seed`
+    faults: Faults = Faults()  # what happens to messages on their way, drawn with `seed`
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -126,9 +126,6 @@ class EventPublisher:
             return
         message = self._encoder.frames(self._topic, events)
         self._sockets.kept.append(message)
-        if self.faults is None:
-            self._sockets.send(message)
-            return
         self._delayed.append(message)
         if len(self._delayed) > 1 or self._random.randrange(100) >= self.faults.late:
             sent, self._delayed = self.faults.wire(self._delayed, self._random), []

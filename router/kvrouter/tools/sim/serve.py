@@ -293,14 +293,13 @@ class SimServer:
 def _publisher(settings: SimSettings, endpoint: str, topic: str) -> EventPublisher:
     config = settings.kv_events_config
     lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
-    faults = Faults(lost, repeated, settings.kv_events_late)
     return EventPublisher(
         endpoint,
         topic,
         settings.block_size,
         replay_endpoint=config.replay_endpoint,
         buffer_steps=config.buffer_steps,
-        faults=faults if faults != Faults() else None,
+        faults=Faults(lost, repeated, settings.kv_events_late),
         seed=settings.seed,
     )
 

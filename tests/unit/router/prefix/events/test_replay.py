@@ -25,6 +25,7 @@ from kvrouter.tools.sim.events import EventEncoder, EventPublisher, Faults
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60
+NO_FAULTS = Faults()
 
 
 def free_port() -> int:
@@ -115,7 +116,7 @@ class Engines:
     replay_port: int = field(default_factory=free_port)
     publisher: EventPublisher | None = None
 
-    def begin(self, kept: int = 10_000, faults: Faults | None = None) -> None:
+    def begin(self, kept: int = 10_000, faults: Faults = NO_FAULTS) -> None:
         self.end()
         self.publisher = EventPublisher(
             f"tcp://*:{self.port}",
