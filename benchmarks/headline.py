@@ -10,28 +10,26 @@ Every engine first answers a burst of short, unrelated prompts: the first batche
 seconds, and in a warm run only the restarted engine would pay for them. At most ten minutes.
 """
 
+import asyncio
 import json
 import random
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.vllm.engines import Engine, EngineOptions, transfer_config
-from tests.vllm.install import install_into
-from tests.vllm.models import MID, model_folder
+from tests.vllm.engines import Engine, transfer_config
 from tests.vllm.services import start_router, start_store
 
 from benchmarks.arguments import parser_of, write_figures
+from benchmarks.connectors.peers import Joined
+from benchmarks.connectors.rig import BLOCK_TOKENS, Rig
+from benchmarks.offloading.rig import ask_all
 
 HERE = Path(__file__).parent
-BLOCK_TOKENS = 64
 LOAD = {"num-prompts": 10, "random-input-len": 4096, "random-output-len": 16}
 WARM_BAR, STORE_BAR = 1.3, 0.98
 
@@ -58,30 +56,8 @@ class Run:
         return self.sources.get("external_kv_transfer", 0) / total if total else 0.0
 
 
-class Sitting:
+class Sitting(Rig):
     """Starts engines and runs the load; all processes end with `stack`."""
-
-    def __init__(self, python: Path, folder: Path, stack: ExitStack) -> None:
-        self._python = python
-        self._model = model_folder(MID, python)
-        self._site = install_into(python)
-        self._folder = folder
-        self._stack = stack
-
-    def engine(self, name: str, core: str, transfer: dict[str, Any] | None) -> Engine:
-        """Start an engine without waiting for it."""
-        options = EngineOptions(
-            name,
-            self._model,
-            core=core,
-            transfer=transfer,
-            block_tokens=BLOCK_TOKENS,
-            max_tokens=8192,
-            kv_bytes="1G",
-        )
-        engine = Engine.start(self._python, options, self._folder, self._site)
-        self._stack.callback(engine.stop)
-        return engine
 
     def ready(self, *engines: Engine) -> None:
         """Wait for engines, and let each compute its first batches."""
@@ -89,24 +65,23 @@ class Sitting:
             engine.wait_ready()
             draw = random.Random(engine.options.name)
             short = [[draw.randrange(300, 4000) for _ in range(50)] for _ in range(10)]
-            with ThreadPoolExecutor(len(short)) as pool:
-                list(pool.map(partial(_short_answer, engine), short))
+            asyncio.run(ask_all(engine.address, short, 4))
 
     def run(self, address: str, decode: Engine) -> Run:
         """Send the load to `address`, and read the decode engine's metrics of it."""
         before = decode.prompt_tokens()
-        result = self._folder / "result.json"
+        result = self.folder / "result.json"
         host, _, port = address.partition(":")
         command = [
-            *(self._python, HERE / "headline_client.py", "--backend", "vllm"),
+            *(self.python, HERE / "headline_client.py", "--backend", "vllm"),
             *("--host", host, "--port", port, "--endpoint", "/v1/completions"),
-            *("--model", "tiny", "--tokenizer", self._model, "--dataset-name", "random"),
+            *("--model", "tiny", "--tokenizer", self.model, "--dataset-name", "random"),
             *(word for name, value in LOAD.items() for word in (f"--{name}", value)),
             *("--seed", "7", "--ignore-eos"),
             *("--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-result"),
-            *("--result-dir", self._folder, "--result-filename", result.name),
+            *("--result-dir", self.folder, "--result-filename", result.name),
         ]
-        log = self._folder / "client.log"
+        log = self.folder / "client.log"
         with log.open("ab") as out:
             status = subprocess.run(
                 list(map(str, command)), stdout=out, stderr=out, timeout=900, check=False
@@ -124,32 +99,27 @@ class Sitting:
         )
 
 
-def _short_answer(engine: Engine, prompt: list[int]) -> None:
-    engine.complete(prompt=prompt, max_tokens=4, ignore_eos=True)
-
-
-def ours(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
+def ours(sitting: Sitting) -> list[Run]:
     """Kvrouter in front of the same engines; the decode engine restarts between the runs."""
-    store = start_store(folder, memory="2GiB")
-    stack.callback(store.stop)
-    consumer = transfer_config(store.url, "kv_consumer")
-    prefill = sitting.engine("prefill", "0", transfer_config(store.url, "kv_producer"))
+    store = start_store(sitting.folder, memory="2GiB")
+    sitting.stack.callback(store.stop)
+    consumer = Joined(transfer_config(store.url, "kv_consumer"))
+    producer = Joined(transfer_config(store.url, "kv_producer"))
+    prefill = sitting.engine("prefill", "0", producer)
     decode = sitting.engine("decode", "1", consumer)
     sitting.ready(prefill, decode)
-    runs = [_through_router(sitting, prefill, decode, store.url, folder)]
+    runs = [_through_router(sitting, prefill, decode, store.url)]
     decode.stop()
     decode = sitting.engine("decode-again", "1", consumer)
     sitting.ready(decode)
-    runs.append(_through_router(sitting, prefill, decode, store.url, folder))
+    runs.append(_through_router(sitting, prefill, decode, store.url))
     return runs
 
 
-def _through_router(
-    sitting: Sitting, prefill: Engine, decode: Engine, store_url: str, folder: Path
-) -> Run:
+def _through_router(sitting: Sitting, prefill: Engine, decode: Engine, store_url: str) -> Run:
     # vLLM's client loses what follows a comment of a stream.
     flags = ["--prefill-threshold=0", "--sse-keep-alive-interval=0"]
-    router = start_router(folder, [prefill.url], [decode.url], store_url, flags)
+    router = start_router(sitting.folder, [prefill.url], [decode.url], store_url, flags)
     try:
         run = sitting.run(router.address, decode)
     finally:
@@ -160,9 +130,9 @@ def _through_router(
     return replace(run, plans=dict(plans))
 
 
-def floor(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
+def floor(sitting: Sitting) -> list[Run]:
     """The decode engine alone; its cache holds all prompts in the second run."""
-    decode = sitting.engine("alone", "1", None)
+    decode = sitting.engine("alone", "1", Joined())
     sitting.ready(decode)
     return [sitting.run(decode.address, decode) for _ in range(2)]
 
@@ -175,8 +145,8 @@ def measure(python: Path) -> dict[str, list[Run]]:
     runs = {}
     for name, setup in SETUPS.items():
         with tempfile.TemporaryDirectory(prefix="headline-") as at, ExitStack() as stack:
-            folder = Path(at)
-            runs[name] = setup(Sitting(python, folder, stack), folder, stack)
+            sitting = Sitting(python, Path(at), stack, max_tokens=8192, kv_bytes="1G")
+            runs[name] = setup(sitting)
         for which, run in zip(("cold", "warm"), runs[name], strict=True):
             print(
                 f"{name:6} {which}: mean TTFT {run.mean_ttft_s:7.3f} s, median "

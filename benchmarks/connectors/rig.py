@@ -199,6 +199,8 @@ class Rig:
     python: Path
     folder: Path
     stack: ExitStack
+    max_tokens: int = MAX_TOKENS
+    kv_bytes: str = KV_BYTES
     model: Path = field(init=False)
     site: Path | None = field(init=False)
 
@@ -215,8 +217,8 @@ class Rig:
             core=core,
             transfer=joined.transfer or None,
             block_tokens=BLOCK_TOKENS,
-            max_tokens=MAX_TOKENS,
-            kv_bytes=KV_BYTES,
+            max_tokens=self.max_tokens,
+            kv_bytes=self.kv_bytes,
             environment={
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
                 "PYTHONPATH": os.pathsep.join(paths),
