@@ -1,15 +1,15 @@
 """Engines of one sitting: starting them, asking them one at a time, and seeing that others idle."""
 
-import json
+import asyncio
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from aiohttp import ClientError
 from tests.vllm.engines import Engine, EngineFailed, EngineOptions
 from tests.vllm.install import install_into
 from tests.vllm.models import MID, model_folder
@@ -17,12 +17,13 @@ from tests.vllm.services import Service
 
 from benchmarks import wire_rig
 from benchmarks.connectors.peers import Joined
+from benchmarks.offloading.rig import Wrong, ask_all
 
 BLOCK_TOKENS = 64
 MAX_TOKENS = 4096
 KV_TOKEN_BYTES = 16 << 10  # of MID: 8 layers, 4 heads of keys and of values, 64 floats
 KV_BYTES = "512M"  # of an engine's own cache; it holds every prompt that is asked again
-OUTPUT_TOKENS, DEADLINE_S = 4, 300
+OUTPUT_TOKENS, SALT = 4, "connectors"
 TICK_S, SETTLE_S, IDLE_S = 0.1, 3.0, 2.0
 IDLE_SHARE = 0.3  # of one core, all engines together
 RESUME_S = 60.0
@@ -40,34 +41,6 @@ class Answer:
     def from_source(self, source: str) -> int:
         """Prompt tokens from one source of vllm:prompt_tokens_by_source_total."""
         return self.sources.get(source, 0)
-
-
-def first_token(address: str, prompt: list[int]) -> tuple[float, list[int]]:
-    """Seconds until the first event of a stream, and the answer's tokens."""
-    body = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": OUTPUT_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        "cache_salt": "connectors",
-    }
-    with closing(HTTPConnection(address, timeout=DEADLINE_S)) as connection:
-        begun_s = time.monotonic()
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise HTTPException(f"{response.status}: {response.read(500)!r}")
-        first_s, tokens = 0.0, list[int]()
-        while line := response.readline():
-            if line.startswith(b"data: {"):
-                first_s = first_s or time.monotonic() - begun_s
-                for choice in json.loads(line[6:])["choices"]:
-                    tokens += choice.get("token_ids") or []
-        return first_s, tokens
 
 
 def cpu_s(engine: Engine) -> float:
@@ -93,11 +66,12 @@ class Setup:
             before = decode.prompt_tokens()
             settle(idle)
             try:
-                ttft_s, tokens = first_token(address, prompt)
-            except HTTPException as error:
+                (told,) = asyncio.run(ask_all(address, [prompt], OUTPUT_TOKENS, cache_salt=SALT))
+            except (Wrong, ClientError) as error:
                 raise EngineFailed(f"{self.name}: {error}") from error
             after = decode.prompt_tokens()
-        return Answer(ttft_s, tokens, {key: after[key] - before.get(key, 0) for key in after})
+        sources = {key: after[key] - before.get(key, 0) for key in after}
+        return Answer(told.ttft_s, told.tokens, sources)
 
     def forget(self) -> None:
         """Reset the engine's own prefix cache; what is outside the engine stays."""

@@ -139,8 +139,9 @@ async def ask(
     prompt: Sequence[int],
     max_tokens: int = 1,
     into: list[Answer] | None = None,
+    **more: Any,
 ) -> Answer:
-    """A streamed completion; `into` has it from its beginning."""
+    """A streamed completion, with `more` in its body; `into` has it from its beginning."""
     body = {
         "model": "tiny",
         "prompt": list(prompt),
@@ -149,6 +150,7 @@ async def ask(
         "ignore_eos": True,
         "stream": True,
         "return_token_ids": True,
+        **more,
     }
     answer = Answer(time.monotonic(), [], [])
     if into is not None:
@@ -158,7 +160,7 @@ async def ask(
             raise Wrong(f"{address}: {response.status} {(await response.text())[:500]}")
         async for line in response.content:
             if line.startswith(b"data: {"):
-                ids = [i for c in json.loads(line[6:])["choices"] for i in c["token_ids"] or ()]
+                ids = [i for c in json.loads(line[6:])["choices"] for i in c.get("token_ids") or ()]
                 answer.tokens.extend(ids)
                 answer.came_s.extend([time.monotonic()] * bool(ids))
     return answer
@@ -171,13 +173,12 @@ def client() -> aiohttp.ClientSession:
 
 
 async def ask_all(
-    address: str, asked: Sequence[Sequence[int]], max_tokens: int = 1
+    address: str, asked: Sequence[Sequence[int]], max_tokens: int = 1, **more: Any
 ) -> list[Answer]:
     """All at once."""
     async with client() as http:
-        return list(
-            await asyncio.gather(*(ask(http, address, prompt, max_tokens) for prompt in asked))
-        )
+        answers = (ask(http, address, prompt, max_tokens, **more) for prompt in asked)
+        return list(await asyncio.gather(*answers))
 
 
 async def warm(engines: Sequence[Engine], tokens: int) -> None:
