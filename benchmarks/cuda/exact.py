@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.cuda.check import Answer, layer_of, staged_bytes
+from benchmarks.cuda.check import DEADLINE_S, Answer, fetch, layer_of, staged, staged_bytes
 from benchmarks.cuda.gpu import Gpu, copier_of
 from kvrouter_store.tensors.staged import StagedCopier
 
@@ -18,7 +18,6 @@ COUNTS = (1, 100, 1000, 10_000, 100_000)
 MOST_BYTES = 1 << 29
 SLOT_BYTES = 16 << 20
 SPARE, PADDING = 5, 512  # pages that are not used, and bytes between pages
-DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -107,19 +106,13 @@ def _by_copier(gpu: Gpu, copier: StagedCopier, pages: Pages) -> bool:
     most = copier.most_blocks(source)
     for first in range(0, len(pages.indices), most):
         some = pages.indices[first : first + most]
-        taken = copier.stage(source, some, DEADLINE_S)
-        given = copier.stage(target, some, DEADLINE_S)
-        try:
-            taken.fetch()
-            taken.wait(DEADLINE_S)
+        with staged(copier, source, some) as taken, staged(copier, target, some) as given:
+            fetch(taken)
             bytes_taken = staged_bytes(taken.memory, len(some))
             if not torch.equal(bytes_taken, pages.truth[some]):
                 return False
             staged_bytes(given.memory, len(some)).copy_(bytes_taken)
             given.deliver(len(some), DEADLINE_S)
-        finally:
-            taken.release()
-            given.release()
     return pages.have_landed(gpu)
 
 

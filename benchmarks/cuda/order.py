@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.cuda.check import Answer, layer_of, staged_bytes
+from benchmarks.cuda.check import DEADLINE_S, Answer, fetch, layer_of, staged, staged_bytes
 from benchmarks.cuda.gpu import Gpu, copier_of
 from kvrouter_store.tensors.staged import StagedCopier
 
@@ -13,7 +13,6 @@ SPIN_S = 0.05
 ROUNDS = 20
 OLD, NEW, LATER = 1, 2, 3
 WHERE: tuple[Sequence[int], ...] = (range(PAGES), range(PAGES)[::-1])  # a run, and a gather
-DEADLINE_S = 20.0
 
 
 def check(gpu: Gpu, rounds: int = ROUNDS, spin_s: float = SPIN_S) -> Answer:
@@ -57,24 +56,19 @@ def _fetched(
     gpu.synchronize()
     gpu.spin(spin_s)
     gpu.compute(lambda: pages.fill_(NEW))
-    staging = copier.stage(layer_of(pages), where, DEADLINE_S)
-    try:
+    with staged(copier, layer_of(pages), where) as staging:
         staging_bytes = staged_bytes(staging.memory, PAGES)
         staging_bytes.zero_()
-        staging.fetch()
-        staging.wait(DEADLINE_S)
+        fetch(staging)
         after(pages)
         return set(staging_bytes.unique().tolist())
-    finally:
-        staging.release()
 
 
 def _scattered_between(gpu: Gpu, copier: StagedCopier, spin_s: float, where: Sequence[int]) -> bool:
     """What is loaded comes after readers that were queued before, and before those queued next."""
     pages = torch.full((PAGES, PAGE_BYTES), OLD, dtype=torch.uint8, device=gpu.device)
     before, after = torch.zeros_like(pages), torch.zeros_like(pages)
-    staging = copier.stage(layer_of(pages), where, DEADLINE_S)
-    try:
+    with staged(copier, layer_of(pages), where) as staging:
         staged_bytes(staging.memory, PAGES).fill_(NEW)
         gpu.synchronize()
         gpu.spin(spin_s)
@@ -82,6 +76,4 @@ def _scattered_between(gpu: Gpu, copier: StagedCopier, spin_s: float, where: Seq
         staging.deliver(PAGES, DEADLINE_S)
         gpu.compute(lambda: after.copy_(pages))
         gpu.synchronize()
-    finally:
-        staging.release()
     return set(before.unique().tolist()) == {OLD} and set(after.unique().tolist()) == {NEW}

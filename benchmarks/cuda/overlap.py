@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from benchmarks.cuda.check import Answer, interval, layer_of
+from benchmarks.cuda.check import Answer, fetch, interval, layer_of, staged
 from benchmarks.cuda.gpu import Gpu, copier_of
 
 BAR = 1.03
@@ -18,7 +18,6 @@ PAGES, PAGE_BYTES = 1024, 64 << 10
 SLOT_BYTES = 16 << 20
 ROUNDS = 9
 ALONE_S = 0.3
-DEADLINE_S = 20.0
 
 
 def check(gpu: Gpu, size: int = SIZE, products: int = PRODUCTS, rounds: int = ROUNDS) -> Answer:
@@ -71,12 +70,8 @@ def _copies(gpu: Gpu) -> Iterator[list[int]]:
     def work() -> None:
         with gpu.apart():
             while not ended.is_set():
-                staging = copier.stage(layer, indices, DEADLINE_S)
-                try:
-                    staging.fetch()
-                    staging.wait(DEADLINE_S)
-                finally:
-                    staging.release()
+                with staged(copier, layer, indices) as staging:
+                    fetch(staging)
                 copies.append(len(copies))
 
     thread = threading.Thread(target=work)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cuda.check import Answer, layer_of, staged_bytes
+from benchmarks.cuda.check import DEADLINE_S, Answer, fetch, layer_of, staged, staged_bytes
 from benchmarks.cuda.gpu import Gpu, copier_of
 
 BAR = 0.8  # of a plain pinned copy
@@ -19,7 +19,6 @@ SLOT_BYTES = 16 << 20
 PAGES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 THREADS = (1, 2, 4, 8)
 ROUNDS = 5
-DEADLINE_S = 20.0
 
 
 def check(gpu: Gpu, total: int = TOTAL_BYTES, pages: Sequence[int] = PAGES) -> Answer:
@@ -80,14 +79,10 @@ def _ring(gpu: Gpu, memory: Tensor, page: int, threads: int) -> float:
     def put(number: int) -> None:
         for first in range(number * most, len(order), threads * most):
             some = order[first : first + most]
-            staging = copier.stage(layer, some, DEADLINE_S)
-            try:
-                staging.fetch()
-                staging.wait(DEADLINE_S)
+            with staged(copier, layer, some) as staging:
+                fetch(staging)
                 into = store[number, : len(some) * page].view(len(some), page)
                 into.copy_(staged_bytes(staging.memory, len(some)))
-            finally:
-                staging.release()
 
     try:
         with _one_thread_each():
@@ -107,11 +102,8 @@ def _load(gpu: Gpu, memory: Tensor, page: int) -> float:
     def work() -> None:
         for first in range(0, len(order), most):
             some = order[first : first + most]
-            staging = copier.stage(layer, some, DEADLINE_S)
-            try:
+            with staged(copier, layer, some) as staging:
                 staging.deliver(len(some), DEADLINE_S)
-            finally:
-                staging.release()
 
     try:
         return _gb_s(memory.nbytes, work)

@@ -4,29 +4,27 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.cuda.check import Answer, layer_of
+from benchmarks.cuda.check import DEADLINE_S, Answer, fetch, layer_of
 from benchmarks.cuda.gpu import Gpu, copier_of
-from kvrouter_store.tensors.base import CopyFailed, Staging
+from kvrouter_store.tensors.base import CopyFailed
 
 PAGES, PAGE_BYTES = 16, 64 << 10
-DEADLINE_S = 20.0
 
 
 def check(gpu: Gpu) -> Answer:
     """A copy, a load, and what is asked for after them: all fail."""
     copier = copier_of(gpu, 4, PAGES * PAGE_BYTES)
     other = copier_of(gpu, 2, PAGES * PAGE_BYTES)
+    # torch ends a process that frees pinned memory after an error.
     self_holding: list[object] = [copier, other]
-    self_holding.append(
-        self_holding
-    )  # torch ends a process that frees pinned memory after an error
+    self_holding.append(self_holding)
     layer = layer_of(torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8, device=gpu.device))
     staged = copier.stage(layer, range(PAGES), DEADLINE_S)
     loaded = other.stage(layer, range(PAGES), DEADLINE_S)
     gpu.spin(0.05)
     gpu.corrupt()
     refusals = {
-        "the copy behind the error": _refused(lambda: _fetch(staged)),
+        "the copy behind the error": _refused(lambda: fetch(staged)),
         "the next of the same copier": _refused(lambda: copier.stage(layer, [0], DEADLINE_S)),
         "a load by another copier": _refused(lambda: loaded.deliver(PAGES, DEADLINE_S)),
         "the next of that": _refused(lambda: other.stage(layer, [0], DEADLINE_S)),
@@ -34,11 +32,6 @@ def check(gpu: Gpu) -> Answer:
     missing = [name for name, text in refusals.items() if text is None]
     says = f"after an error of the device {len(refusals) - len(missing)} of {len(refusals)} fail"
     return Answer(not missing, says, {"refusals": refusals})
-
-
-def _fetch(staging: Staging) -> None:
-    staging.fetch()
-    staging.wait(DEADLINE_S)
 
 
 def _refused(work: Callable[[], object]) -> str | None:
