@@ -13,7 +13,6 @@ five minutes does not judge times, which depend on other work of the machine.
 
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.arguments import parser_of
-from benchmarks.soak import kib_of, report
+from benchmarks.soak import growth, last_quarters, left_over, own_memory_and_files, report
 from benchmarks.wire_prompts import SIZES, prompts, write_bodies
 from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Router, Stage, set_stage
@@ -71,32 +70,20 @@ class Sample:
 def verdict(samples: Sequence[Sample], before: Sample, after: Sample) -> list[str]:
     """The problems, as sentences: compares the third quarter of the time with the last one."""
     found = []
-    quarter = len(samples) // 4
     if len(samples) >= LEAST_SAMPLES:
-        third, last = samples[-2 * quarter : -quarter], samples[-quarter:]
-        for name, what in (("rss_kib", "memory"), ("store_rss_kib", "memory of the store")):
-            grown = (_median(last, name) - _median(third, name)) / 1024
-            if grown > GROWTH_MIB:
-                found.append(f"{what} grew by {grown:.1f} MiB in the last half")
-        for name in TIMES if len(samples) >= LEAST_TIMES else ():
-            was, now = _best_tenth(third, name), _best_tenth(last, name)
-            if now > SLOWER * was:
-                found.append(f"{name} was {was:.1f}, then {now:.1f}")
-    for name in LEFT_OVER:
-        was, now = getattr(before, name), getattr(after, name)
-        if now > was:
-            found.append(f"{name}: {was} before, {now} after")
-    return found
+        found += growth(samples, "rss_kib", "memory", GROWTH_MIB)
+        found += growth(samples, "store_rss_kib", "memory of the store", GROWTH_MIB)
+    for name in TIMES if len(samples) >= LEAST_TIMES else ():
+        was, now = (_best_tenth(each, name) for each in last_quarters(samples))
+        if now > SLOWER * was:
+            found.append(f"{name} was {was:.1f}, then {now:.1f}")
+    return found + left_over(before, after, LEFT_OVER)
 
 
 def _best_tenth(samples: Sequence[Sample], name: str) -> float:
     """The value of the best tenth of the samples, when the machine does no other work."""
     values = sorted(getattr(sample, name) for sample in samples)
     return float(values[len(values) // 10])
-
-
-def _median(samples: Sequence[Sample], name: str) -> float:
-    return float(statistics.median(getattr(sample, name) for sample in samples))
 
 
 class Soak:
@@ -171,10 +158,6 @@ class Soak:
         self._settled(before)
 
     def _look(self) -> Sample:
-        own, store = (
-            Path("/proc") / str(process.pid)
-            for process in (self._router.process, self._stage.store)
-        )
         page_url = f"http://127.0.0.1:{self._router.port}/metrics"
         with urllib.request.urlopen(page_url, timeout=30) as answer:
             page = answer.read().decode()
@@ -185,11 +168,9 @@ class Soak:
         held = sum(float(value) for _, value in ROUTER_GAUGES.findall(page))
         return Sample(
             round(time.monotonic() - self._begun_s, 1),
-            kib_of(own / "status", "RssAnon"),
-            len(list((own / "fd").iterdir())),
+            *own_memory_and_files(self._router.process.pid),
             int(float(tasks[1])),
-            kib_of(store / "status", "RssAnon"),
-            len(list((store / "fd").iterdir())),
+            *own_memory_and_files(self._stage.store.pid),
             held + sum(stats[name] for name in STORE_GAUGES),
         )
 

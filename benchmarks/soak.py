@@ -23,7 +23,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from statistics import median
+from typing import TextIO, TypeVar
 
 from tests.fakes.store import StoreProcess
 
@@ -40,6 +41,7 @@ HELD = (
     "pinned_blocks",
     "waits",
 )
+Sample = TypeVar("Sample")
 PATIENCE_S = 30.0
 DRAIN_PAUSE_S = 0.2
 LEAST_SAMPLES = 4
@@ -71,21 +73,27 @@ def verdict(
         found.append(f"{last.wrong} blocks had wrong bytes")
     found += [f"{name} is {n}, not 0" for name, n in last.gauges.items() if name in HELD and n]
     if len(samples) >= LEAST_SAMPLES:
-        quarter = len(samples) // 4
-        third, fourth = samples[-2 * quarter : -quarter], samples[-quarter:]
-        grown = (mean_kib(fourth) - mean_kib(third)) / 1024
-        if grown > growth_mib:
-            found.append(f"memory grew by {grown:.1f} MiB in the last half")
-    for name in ("fds", "threads"):
-        before, after = getattr(first, name), getattr(last, name)
-        if after > before:
-            found.append(f"{name}: {before} before, {after} after")
-    return found
+        found += growth(samples, "rss_kib", "memory", growth_mib)
+    return found + left_over(first, last, ("fds", "threads"))
 
 
-def mean_kib(samples: Sequence[Figures]) -> float:
-    """The mean of the node's own memory."""
-    return sum(sample.rss_kib for sample in samples) / len(samples)
+def last_quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """Those of the third quarter of the time, and those of the last."""
+    quarter = len(samples) // 4
+    return samples[-2 * quarter : -quarter], samples[-quarter:]
+
+
+def growth(samples: Sequence[object], name: str, what: str, most_mib: float) -> list[str]:
+    """A sentence if the median of some KiB grew by more from the third quarter to the last."""
+    was, now = (median(getattr(s, name) for s in each) for each in last_quarters(samples))
+    grown = (now - was) / 1024
+    return [f"{what} grew by {grown:.1f} MiB in the last half"] if grown > most_mib else []
+
+
+def left_over(before: object, after: object, names: Sequence[str]) -> list[str]:
+    """A sentence for each figure that is larger after a run than before."""
+    found = ((name, getattr(before, name), getattr(after, name)) for name in names)
+    return [f"{name}: {was} before, {now} after" for name, was, now in found if now > was]
 
 
 class Node(StoreProcess):
@@ -97,18 +105,23 @@ class Node(StoreProcess):
 
     def figures(self, at_s: float) -> Figures:
         """Its use of the machine now, and what it holds."""
-        own = Path("/proc") / str(self.pid)
-        fds, threads = len(list((own / "fd").iterdir())), threads_of(own)
+        rss_kib, fds = own_memory_and_files(self.pid)
         with urllib.request.urlopen(f"{self.http_url}/stats", timeout=PATIENCE_S) as answer:
             stats = json.load(answer)
         names = (*HELD, "blocks", "connections", "evictions_total.capacity", "corrupt_total")
         gauges = {name: stats[name] for name in names}
-        return Figures(at_s, kib_of(own / "status", "RssAnon"), fds, threads, gauges)
+        return Figures(at_s, rss_kib, fds, threads_of(self.pid), gauges)
 
 
-def threads_of(process: Path) -> int:
+def own_memory_and_files(pid: int) -> tuple[int, int]:
+    """KiB of a process's own pages, and its descriptors."""
+    own = Path("/proc") / str(pid)
+    return kib_of(own / "status", "RssAnon"), len(list((own / "fd").iterdir()))
+
+
+def threads_of(pid: int) -> int:
     """Its own threads, without those of the kernel for io_uring, whose number varies."""
-    names = [(task / "comm").read_text() for task in (process / "task").iterdir()]
+    names = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/comm")]
     return sum(not name.startswith("iou-") for name in names)
 
 
