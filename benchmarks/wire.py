@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from benchmarks.arguments import parser_of, write_figures
 from benchmarks.wire_prompts import SHAPES, SIZES, Shape, prompts, write_bodies
 from benchmarks.wire_rig import leave_in_order
@@ -180,19 +182,16 @@ def bars(cells: list[Cell]) -> dict[str, bool]:
 
 def _print(cells: list[Cell]) -> None:
     prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
-    print(
-        f"{'CPU us per unit':<22}{'':<20}{'router':>9}"
-        + "".join(f"{'/ ' + peer:>16}" for peer in PEERS)
-        + f"{'store':>8}{'tokenising':>12}{'per s':>9}"
-    )
+    peers = [f"/ {peer}" for peer in PEERS]
+    heads = ("CPU us per unit", "", "router", *peers, "store", "tokenising", "per s")
+    rows = []
     for cell in sorted(cells, key=lambda cell: (cell.unit != "request", cell.workload)):
         theirs = [prices.get((peer, cell.workload)) for peer in PEERS]
-        ratios = [f"{cell.router_us / each:.2f}" if each else "-" for each in theirs]
-        print(
-            f"{cell.workload:<22}{cell.router:<20}{cell.router_us:>9.1f}"
-            + "".join(f"{ratio:>16}" for ratio in ratios)
-            + f"{cell.store_us:>8.1f}{cell.tokenising_us:>12.1f}{cell.per_s:>9.0f}"
-        )
+        ratios = [cell.router_us / each if each else None for each in theirs]
+        costs = (cell.store_us, cell.tokenising_us, cell.per_s)
+        rows.append((cell.workload, cell.router, cell.router_us, *ratios, *costs))
+    digits = ("", "", ".1f", *(".2f" for _ in PEERS), ".1f", ".1f", ".0f")
+    print(tabulate(rows, heads, tablefmt="plain", floatfmt=digits, missingval="-"))
 
 
 def run(effort: Effort) -> dict[str, Any]:

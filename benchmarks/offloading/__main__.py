@@ -37,6 +37,7 @@ from benchmarks.offloading.parts import (
     streams,
 )
 from benchmarks.offloading.rig import TOKEN_BYTES, WARM_TOKENS, Rig, Wrong
+from kvrouter.tools.docs import markdown
 
 SIZES = (2048, 8192, 32000) if ON_GPU else (512, 2048)
 SIZE = 8192 if ON_GPU else 1024
@@ -55,10 +56,7 @@ PARTS: dict[str, Callable[[Rig], Rows]] = {
 def table(rows: Rows) -> str:
     """The rows of a part, in Markdown; a column for each name."""
     names = [name for name in rows[0] if name != "all"]
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join(
-        lines + ["| " + " | ".join(str(r.get(n, "")) for n in names) + " |" for r in rows]
-    )
+    return markdown.table(names, ([str(row.get(name, "")) for name in names] for row in rows))
 
 
 def ratios(figures: dict[str, Rows]) -> list[str]:
