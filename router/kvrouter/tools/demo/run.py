@@ -148,7 +148,7 @@ class Demo:
         return not problems and not whole.wrong_blocks
 
 
-async def _demo(settings: DemoSettings, stop: asyncio.Event, kept: asyncio.Event) -> int:
+async def _demo(settings: DemoSettings) -> int:
     progress, connector = Progress(), aiohttp.TCPConnector(limit=0)
     with demo_folder() as folder:
         async with (
@@ -173,23 +173,16 @@ async def _demo(settings: DemoSettings, stop: asyncio.Event, kept: asyncio.Event
                     f"\nIt runs until Ctrl-C. Try:\n  curl {cluster.router.http}/v1/completions "
                     f"-H 'content-type: application/json' -d '{body}'"
                 )
-                kept.set()
-                await stop.wait()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
             return 0 if well else 1
 
 
 async def _until_signalled(settings: DemoSettings) -> int:
     """Run the demo. SIGINT or SIGTERM ends it and everything that it started."""
-    stop, kept = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    demo = asyncio.create_task(_demo(settings, stop, kept))
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([demo, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not demo.done() and not kept.is_set():
-        demo.cancel()
+    loop, demo = asyncio.get_running_loop(), asyncio.create_task(_demo(settings))
+    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not break off the clean-up
+        loop.add_signal_handler(number, lambda: demo.cancelling() or demo.cancel())
     try:
         return await demo
     except asyncio.CancelledError:
