@@ -13,7 +13,7 @@ from kvrouter.engines.families.parameter_table import BOTH, WHERE_SET, Parameter
 from kvrouter.tools.docs.markdown import table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 
 HEAD: Final = """\
@@ -32,26 +32,23 @@ _COLUMNS: Final = ("Parameter", "Served by", "Prefill leg", "Decode leg", "/toke
 
 def parameters_page(families: Mapping[str, type[Family]]) -> str:
     """The whole page, in Markdown: the first family in full, then differences of the others."""
-    sections, first = [HEAD], None
-    for name, family in families.items():
-        rows = family.parameters.rows
-        shown = list(rows.values())
-        title = f"\n## {name}\n"
-        if first is not None:
-            base_name, base = first
-            shown = [row for row in shown if base.get(row.name) != row]
-            gone = ", ".join(f"`{key}`" for key in base if key not in rows)
-            unknown = f" Unknown here: {gone}." if gone else ""
-            title += f"\nAs {base_name}, except for these.{unknown}\n" if shown else ""
-            title += "" if shown else f"\nAs {base_name}.{unknown}\n"
-            if family.order is LegOrder.SINGLE:
-                title += "There is no prefill leg.\n"
-        else:
-            first = (name, rows)
-        sections.append(title)
-        if shown:
-            sections.append(f"\n{table(_COLUMNS, map(_cells, shown))}\n")
-    return "".join(sections)
+    first, *others = families
+    base = families[first].parameters.rows
+    page = f"{HEAD}\n## {first}\n{_rows(base.values())}"
+    for name in others:
+        rows = families[name].parameters.rows
+        shown = [row for row in rows.values() if base.get(row.name) != row]
+        gone = ", ".join(f"`{key}`" for key in base if key not in rows)
+        page += f"\n## {name}\n\nAs {first}{', except for these' if shown else ''}."
+        page += f" Unknown here: {gone}.\n" if gone else "\n"
+        if families[name].order is LegOrder.SINGLE:
+            page += "There is no prefill leg.\n"
+        page += _rows(shown)
+    return page
+
+
+def _rows(rows: Collection[Parameter]) -> str:
+    return f"\n{table(_COLUMNS, map(_cells, rows))}\n" if rows else ""
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:
