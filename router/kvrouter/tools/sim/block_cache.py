@@ -114,12 +114,10 @@ class BlockCache:
             else:
                 self._free.append(slot)
 
-    def clear(self) -> int:
-        """Forget every block that no request holds; how many."""
-        gone = len(self._idle)
+    def clear(self) -> None:
+        """Forget every block that no request holds."""
         while self._idle:
             self._free.append(self._evict())
-        return gone
 
     def take_removed(self) -> tuple[bytes, ...]:
         """The blocks evicted since the last call."""

@@ -208,15 +208,14 @@ class SimEngine:
         if events:
             self._publish(events)
 
-    def reset_cache(self) -> int:
-        """Forget every block that no request holds; how many."""
-        gone = self.cache.clear()
+    def reset_cache(self) -> None:
+        """Forget every block that no request holds."""
+        self.cache.clear()
         removed = self.cache.take_removed()
         if self.cache.held_blocks:
             self._publish([Removed(removed)] if removed else [])
         else:
             self._publish([Cleared()])
-        return gone
 
     async def close(self) -> None:
         """Close the connection to the store and the threads."""
