@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from benchmarks.planner_client import Reply
 from benchmarks.planner_load import Ask
+from benchmarks.store.figures import percentile
 
 NINETY_PERCENT = 1.645
 """Standard deviations to each side."""
@@ -46,17 +47,18 @@ class Figures:
 
     def summary(self) -> dict[str, float]:
         """Each figure by its name."""
+        first_s, gaps_s = sorted(self.first_s), sorted(self.gaps_s)
         return {
             "requests": len(self.first_s),
             "ttft_mean_ms": 1000 * statistics.fmean(self.first_s),
-            "ttft_p50_ms": 1000 * percentile(self.first_s, 50),
-            "ttft_p95_ms": 1000 * percentile(self.first_s, 95),
-            "ttft_p99_ms": 1000 * percentile(self.first_s, 99),
-            "gap_p50_ms": 1000 * percentile(self.gaps_s, 50),
-            "gap_p99_ms": 1000 * percentile(self.gaps_s, 99),
+            "ttft_p50_ms": 1000 * percentile(first_s, 50),
+            "ttft_p95_ms": 1000 * percentile(first_s, 95),
+            "ttft_p99_ms": 1000 * percentile(first_s, 99),
+            "gap_p50_ms": 1000 * percentile(gaps_s, 50),
+            "gap_p99_ms": 1000 * percentile(gaps_s, 99),
             "answer_mean_s": statistics.fmean(self.whole_s),
             "decode_largest_over_mean": unevenness(self.held),
-            "late_p99_ms": 1000 * percentile(self.late_s, 99),
+            "late_p99_ms": 1000 * percentile(sorted(self.late_s), 99),
         }
 
     def line(self) -> str:
@@ -107,12 +109,6 @@ def figures(
 def unevenness(samples: Sequence[Sequence[float]]) -> float:
     """The load of the fullest engine over the mean load, over all samples."""
     return sum(map(max, samples)) / sum(map(statistics.fmean, samples))
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def paired(before: Figures, after: Figures) -> Paired:

@@ -75,7 +75,7 @@ def rate(contender: str, clients: int, runs: Sequence[Timed]) -> Rate:
     )
 
 
-def percentile(ordered: Sequence[int], percent: int) -> int:
+def percentile(ordered: Sequence[float], percent: int) -> float:
     """The smallest value that at least `percent` of 100 of them do not exceed (nearest rank)."""
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(rank, 1) - 1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.planner import SETUPS, Setup, run
 from benchmarks.planner_client import Reply
-from benchmarks.planner_figures import Figures, figures, paired, percentile, unevenness
+from benchmarks.planner_figures import Figures, figures, paired, unevenness
 from benchmarks.planner_load import BURST_S, CYCLE_S, arrivals, rate_of_load, requests
 
 
@@ -38,11 +38,6 @@ def test_a_turn_begins_with_an_earlier_prompt_and_misses_only_the_rest() -> None
         if held:
             assert any(other.prompt[:held] == ask.prompt[:held] for other in asks[:number])
     assert statistics.fmean(len(ask.prompt) > ask.missing for ask in asks) > 0.5
-
-
-def test_a_percentile_is_the_nearest_rank() -> None:
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile([3.0, 1.0, 2.0], 99) == 3.0
 
 
 def test_unevenness_is_one_where_all_hold_the_same_and_weighs_samples_by_load() -> None:
