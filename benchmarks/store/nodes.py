@@ -141,10 +141,8 @@ class Servers:
         return Node(address | {"library": str(library)}, (pid,))
 
     def _mooncake(self) -> Node:
-        found, master, meta, metrics = (
-            self._found["Mooncake"],
-            *(free_port() for _ in range(3)),
-        )
+        found = self._found["Mooncake"]
+        master, meta, metrics = (free_port() for _ in range(3))
         command = [str(found.program.with_name("mooncake_master")), "--rpc_address", HOST]
         command += ["--rpc_port", str(master), "--enable_http_metadata_server=true"]
         command += ["--http_metadata_server_host", HOST]
@@ -153,15 +151,8 @@ class Servers:
         ready = lambda _: _listens(master) and _listens(meta)  # noqa: E731
         master_pid, _ = self._start("Mooncake master", command, ready, found)
         url, where = f"http://{HOST}:{meta}/metadata", f"{HOST}:{master}"
-        command = [
-            str(found.program),
-            "-m",
-            "benchmarks.store.contenders.mooncake",
-            HOST,
-            url,
-            where,
-        ]
-        command += [str(2 * self._pool_bytes)]  # it evicts before its segment is full
+        command = [str(found.program), "-m", "benchmarks.store.contenders.mooncake", HOST, url]
+        command += [where, str(2 * self._pool_bytes)]  # it evicts before its segment is full
         pid, _ = self._start("Mooncake", command, lambda out: "ready 0" in out, found)
         return Node({"host": HOST, "metadata": url, "master": where}, (master_pid, pid))
 

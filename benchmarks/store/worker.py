@@ -26,7 +26,6 @@ class Worker:
     def __init__(self) -> None:
         self._contenders: dict[str, Contender] = {}
         self._memory: tuple[Memory, Memory] | None = None
-        self._memory_bytes = 0
         self._landed: dict[int, range] = {}  # blocks by the first of them: the last to land there
         self._libc = ctypes.CDLL(None)
         self._libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -43,10 +42,8 @@ class Worker:
 
     def open(self, entry: str, maker: str, memory_bytes: int, seat: dict[str, Any]) -> None:
         """Make a contender: `maker` is MODULE:CLASS. The memory is made with the first one."""
-        if memory_bytes > self._memory_bytes:
+        if self._memory is None:
             self._memory = Memory(memory_bytes), Memory(memory_bytes)
-            self._memory_bytes = memory_bytes
-        assert self._memory is not None
         source, landing = self._memory
         module, _, name = maker.partition(":")
         made = getattr(importlib.import_module(module), name)
