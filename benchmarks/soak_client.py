@@ -5,7 +5,6 @@ python -m benchmarks.soak_client URL TRANSPORT SEED TALLY
 TALLY is a file that is replaced about once a second, with operations, errors by kind, wrong bytes.
 """
 
-import hashlib
 import json
 import random
 import signal
@@ -16,32 +15,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kvrouter_store._core import BlockStatus, Segments
+from tests.fakes.store import HASH_BYTES, Memory, chain_of, manifest_of
+
+from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease, Reservation
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Manifest, Part
-from kvrouter_store.identity.layout import Layout
 
 BLOCK_BYTES = 64 << 10
 LONGEST = 12
 CHAINS = 200  # three times what the pool of the soak holds
 MOST_HELD = 3
-HASH_BYTES = 32
 TELL_EVERY_S = 1.0
-
-
-def manifest() -> Manifest:
-    """One part per block."""
-    spec = CacheSpec("soak", "r1", "float32", 16, "sha256_cbor", "11" * 32)
-    layout = Layout.opaque("soak", {"blocks": "whole"})
-    return Manifest(spec, (Part((0, 1), (0, 1), 0, BLOCK_BYTES, layout),))
-
-
-def chain(number: int, blocks: int) -> bytes:
-    """The hashes of the first blocks of a chain."""
-    names = (hashlib.sha256(f"{number}/{k}".encode()).digest() for k in range(blocks))
-    return b"".join(names)
 
 
 def content(hash_: bytes) -> bytes:
@@ -57,9 +42,8 @@ class SoakClient:
         self.wrong = 0
         self._dice = random.Random(seed)
         self._client = StoreClient(url, transport=transport, deadline_s=20)
-        self._manifest = manifest()
-        self._memory = bytearray(LONGEST * BLOCK_BYTES)
-        self._segments = Segments.over(self._memory, BLOCK_BYTES, writable=True)
+        self._manifest = manifest_of(BLOCK_BYTES)
+        self._memory = Memory(LONGEST, BLOCK_BYTES)
         self._held: list[Lease | Reservation] = []
         self._weights = {"put": 5, "get": 6, "acquire": 3, "wait": 2, "match": 3, "delete": 1}
         if transport == "shm":
@@ -69,7 +53,7 @@ class SoakClient:
         """One operation; errors of the store are counted, not raised."""
         (name,) = self._dice.choices(list(self._weights), list(self._weights.values()))
         blocks = self._dice.randint(1, LONGEST)
-        hashes = chain(self._dice.randrange(CHAINS), blocks)
+        hashes = chain_of(blocks, str(self._dice.randrange(CHAINS)))
         try:
             getattr(self, name)(hashes, blocks)
             self.tally[name] += 1
@@ -83,19 +67,18 @@ class SoakClient:
         """Put the bytes of some blocks."""
         self._fill(hashes, blocks)
         span = range(blocks)
-        got = self._client.put(self._manifest, 0, hashes, span, self._segments, span)
+        got = self._client.put(self._manifest, 0, hashes, span, self._memory.segments, span)
         self.wrong += got.statuses.count(BlockStatus.CORRUPT)
 
     def get(self, hashes: bytes, blocks: int) -> None:
         """Get from anywhere in the chain and compare."""
         span = range(self._dice.randrange(blocks), blocks)
-        got = self._client.get_into(self._manifest, 0, hashes, span, self._segments, span)
+        got = self._client.get_into(self._manifest, 0, hashes, span, self._memory.segments, span)
         for block, status in zip(span, got, strict=True):
             if status == BlockStatus.CORRUPT:
                 self.wrong += 1
             elif status == BlockStatus.OK:
-                at = block * BLOCK_BYTES
-                self._check(memoryview(self._memory)[at : at + BLOCK_BYTES], hashes, block)
+                self._check(self._memory[block], hashes, block)
 
     def acquire(self, hashes: bytes, blocks: int) -> None:
         """Lease the chain; compare its first block if the pool is mapped."""
@@ -124,7 +107,7 @@ class SoakClient:
         statuses = reservation.statuses
         granted = [k for k, status in enumerate(statuses) if status == BlockStatus.GRANTED]
         self._fill(hashes, blocks)
-        crcs = reservation.fill(self._segments, granted) if granted else []
+        crcs = reservation.fill(self._memory.segments, granted) if granted else []
         if granted and self._dice.random() < 0.5:
             reservation.commit(crcs)
         else:
@@ -132,10 +115,9 @@ class SoakClient:
 
     def _fill(self, hashes: bytes, blocks: int) -> None:
         for k in range(blocks):
-            hash_ = hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES]
-            self._memory[k * BLOCK_BYTES : (k + 1) * BLOCK_BYTES] = content(hash_)
+            self._memory[k] = content(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES])
 
-    def _check(self, data: memoryview, hashes: bytes, block: int) -> None:
+    def _check(self, data: bytes | memoryview, hashes: bytes, block: int) -> None:
         self.wrong += data != content(hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES])
 
 
