@@ -5,19 +5,18 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from tests.fakes.store import HASH_BYTES, manifest_of
+
 from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Seat
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, MatchReply, RegisterReply, Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.manifest_ids import encode_register
 from kvrouter_store.client.results import PutResult
-from kvrouter_store.identity.block import CacheSpec, Manifest, Part
-from kvrouter_store.identity.layout import Layout
 
 if TYPE_CHECKING:
     from kvrouter_store.client.dialer import TransportName
 
-HASH_BYTES = 32
 DEADLINE_S = 20
 READ_BYTES = 1 << 16
 
@@ -31,7 +30,7 @@ class Kvstore(Contender):
         transport = cast("TransportName", seat.options["transport"])
         url = f"kv://{seat.server['host']}:{seat.server['port']}"
         self.client = StoreClient(url, transport=transport, deadline_s=DEADLINE_S)
-        self.manifest = _manifest(size)
+        self.manifest = manifest_of(size)
         self.hashes = os.urandom(HASH_BYTES * seat.blocks)
         used = size * seat.blocks
         self._source = Segments.over(seat.source.view[:used], size)
@@ -188,9 +187,3 @@ class Pipelined(Kvstore):
         header = _core.decode_header(self._link.recv(_core.HEADER_BYTES, socket.MSG_WAITALL))
         body = self._link.recv(header.body_bytes, socket.MSG_WAITALL)
         return _core.decode_reply(header, body)
-
-
-def _manifest(block_bytes: int) -> Manifest:
-    spec = CacheSpec("benchmark", "", "uint8", 1, "sha256_cbor", "00" * 32)
-    part = Part((0, 1), (0, 1), 0, block_bytes, Layout.opaque("benchmark"))
-    return Manifest(spec, (part,))
