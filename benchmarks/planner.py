@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tabulate import tabulate
+
 from benchmarks.arguments import parser_of, write_figures
 from benchmarks.planner_client import drive
 from benchmarks.planner_figures import Figures, Paired, figures, paired
@@ -111,7 +113,8 @@ def measure(setups: Sequence[Setup], seconds: float, seeds: int, load: float = L
         for setup in setups:
             with tempfile.TemporaryDirectory() as folder:
                 found = asyncio.run(run(setup, asks, Path(folder)))
-            print(f"seed {seed}, {setup.name}: {found.line()}", flush=True)
+            said = (f"{name} {value:.2f}" for name, value in found.summary().items())
+            print(f"seed {seed}, {setup.name}:", *said, flush=True)
             runs[setup.name].append(found)
     rows: list[Row] = []
     for setup in setups:
@@ -122,11 +125,11 @@ def measure(setups: Sequence[Setup], seconds: float, seeds: int, load: float = L
 
 def table(rows: Sequence[Row]) -> str:
     """The figures of all setups, and their differences."""
-    lines = [f"{'':26} {Figures.HEAD}"]
-    lines += [f"{row.setup:26} {row.figures.line()}" for row in rows]
-    lines.append(
-        "\nTTFT of the same request, ms: median of the difference, its 90 % interval; mean"
-    )
+    found = [row.figures.summary() for row in rows]
+    figures = [(name, *(each[name] for each in found)) for name in found[0]]
+    heads = ["", *(row.setup for row in rows)]
+    lines = [tabulate(figures, heads, tablefmt="plain", floatfmt=".2f")]
+    lines += ["", "TTFT of the same request, ms: median of the difference, its 90 % interval; mean"]
     return "\n".join(lines + [f"{row.setup:26} to the former {row.to_former}" for row in rows[1:]])
 
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Self
 
 from benchmarks.planner_client import Reply
 from benchmarks.planner_load import Ask
@@ -25,10 +25,6 @@ class Figures:
         held: shares of their caches that decode engines used, at each sample.
         late_s: how late requests were sent, because the machine was busy.
     """
-
-    HEAD: ClassVar[str] = (
-        "TTFT ms mean    p50    p95    p99 | gap ms p50    p99 | answer s | decode max/mean | late"
-    )
 
     first_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
@@ -60,16 +56,6 @@ class Figures:
             "decode_largest_over_mean": unevenness(self.held),
             "late_p99_ms": 1000 * percentile(sorted(self.late_s), 99),
         }
-
-    def line(self) -> str:
-        """One row of the table."""
-        now = self.summary()
-        return (
-            f"{now['ttft_mean_ms']:12.0f} {now['ttft_p50_ms']:6.0f} {now['ttft_p95_ms']:6.0f} "
-            f"{now['ttft_p99_ms']:6.0f} | {now['gap_p50_ms']:10.1f} {now['gap_p99_ms']:6.1f} | "
-            f"{now['answer_mean_s']:8.2f} | {now['decode_largest_over_mean']:15.2f} | "
-            f"{now['late_p99_ms']:4.0f}"
-        )
 
 
 @dataclass(frozen=True)
