@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import parser_of, write_figures
 
 DEADLINE_S = 65.0  # of one question: all end within eight minutes
 QUESTIONS = {
@@ -99,9 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answers[name] = {"question": QUESTIONS[name], **asked(name)}
         verdict = "yes" if answers[name]["passed"] else "NO"
         print(f"{verdict:4}{name}: {QUESTIONS[name]} {answers[name]['says']}", flush=True)
-    if options.json:
-        document = {"machine": about, "answers": answers}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(options.json, {"machine": about, "answers": answers})
     needed = [found["passed"] for name, found in answers.items() if name not in DECIDING]
     return 0 if all(needed) else 1
 
