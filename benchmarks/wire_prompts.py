@@ -153,7 +153,7 @@ def stored(tokens: list[int]) -> Stored:
 
 
 class TextTokenizer:
-    """A tokenizer.json in a folder, and its tokens of a text: a real one that splits and looks up.
+    """A tokenizer.json in a folder, and what a text costs it: a real one that splits and looks up.
 
     Raises ImportError without the `tokenizers` package (`kvrouter[tokenizers]`). The router then
     asks the mock engines, whose tokenization a benchmark should not count.
@@ -168,11 +168,6 @@ class TextTokenizer:
         file = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
         self.path.write_text(json.dumps(file))
         self._tokenizer: Any = Tokenizer.from_file(str(self.path))
-
-    def tokens(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
 
     def cost_us(self, texts: Sequence[str]) -> float:
         """CPU microseconds per text, once."""

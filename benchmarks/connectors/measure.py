@@ -171,7 +171,7 @@ def _engines(setups: Sequence[Setup]) -> list[Engine]:
 
 def _check(setup: Setup, answer: Answer, source: str, tokens: int) -> None:
     """Tokens from a source: none if `tokens` is 0, otherwise at least so many."""
-    found = answer.from_source(source)
+    found = answer.sources.get(source, 0)
     if found < tokens or (found and not tokens):
         raise NotFound(
             f"{setup.name}: {found} prompt tokens are of {source}, not {tokens}: {answer.sources}"

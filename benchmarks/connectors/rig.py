@@ -36,11 +36,7 @@ class Answer:
 
     ttft_s: float
     tokens: list[int]
-    sources: dict[str, int]
-
-    def from_source(self, source: str) -> int:
-        """Prompt tokens from one source of vllm:prompt_tokens_by_source_total."""
-        return self.sources.get(source, 0)
+    sources: dict[str, int]  # as vllm:prompt_tokens_by_source_total names them
 
 
 def cpu_s(engine: Engine) -> float:
