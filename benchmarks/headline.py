@@ -12,7 +12,6 @@ seconds, and in a warm run only the restarted engine would pay for them. At most
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from tests.vllm.services import start_router, start_store
 from benchmarks.arguments import parser_of, write_figures
 from benchmarks.connectors.peers import Joined
 from benchmarks.connectors.rig import BLOCK_TOKENS, Rig
-from benchmarks.offloading.rig import ask_all
+from benchmarks.offloading.rig import ask_all, prompts
 
 HERE = Path(__file__).parent
 LOAD = {"num-prompts": 10, "random-input-len": 4096, "random-output-len": 16}
@@ -63,8 +62,7 @@ class Sitting(Rig):
         """Wait for engines, and let each compute its first batches."""
         for engine in engines:
             engine.wait_ready()
-            draw = random.Random(engine.options.name)
-            short = [[draw.randrange(300, 4000) for _ in range(50)] for _ in range(10)]
+            short = prompts(engine.options.name, 10, 50)
             asyncio.run(ask_all(engine.address, short, 4))
 
     def run(self, address: str, decode: Engine) -> Run:

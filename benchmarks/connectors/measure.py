@@ -4,7 +4,6 @@ In each part the set-ups answer the same prompt one after the other, and in the 
 the next prompt (A B, B A, ...). One request runs at a time.
 """
 
-import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,8 +15,7 @@ from tests.vllm.engines import Engine, EngineFailed
 from benchmarks.connectors.judge import FLOOR, Times
 from benchmarks.connectors.peers import PEERS
 from benchmarks.connectors.rig import BLOCK_TOKENS, KV_TOKEN_BYTES, Answer, Setup
-
-FIRST_ID, LAST_ID = 300, 4000  # no special tokens
+from benchmarks.offloading.rig import prompts
 
 
 class NotFound(EngineFailed):
@@ -38,11 +36,9 @@ class Plan:
         """The tokens in whole blocks: those that can be loaded."""
         return (self.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
-    def drawn(self, what: str, prompts: int) -> list[list[int]]:
+    def drawn(self, what: str, count: int) -> list[list[int]]:
         """New prompts, the same in every run of the benchmark."""
-        draw = random.Random(what)
-        size = self.prompt_tokens
-        return [[draw.randrange(FIRST_ID, LAST_ID) for _ in range(size)] for _ in range(prompts)]
+        return prompts(what, count, self.prompt_tokens)
 
 
 @dataclass
@@ -80,10 +76,10 @@ def compute(plan: Plan, setup: Setup) -> None:
 
 def hits(plan: Plan, setups: Sequence[Setup], record: Record) -> None:
     """Prompts that each engine has computed before. One pass without measurement comes first."""
-    prompts = plan.drawn("hits", plan.prompts)
+    asked = plan.drawn("hits", plan.prompts)
     engines = _engines(setups)
     for number in range(plan.rounds + 1):
-        for turn, prompt in enumerate(prompts, number):
+        for turn, prompt in enumerate(asked, number):
             ask = partial(_found, plan, record, engines, prompt)
             answers = _in_turn(setups, turn, record, ask)
             if number:
@@ -145,9 +141,9 @@ def cold(
 
     One prompt without measurement comes first.
     """
-    prompts = plan.drawn(part, 1 + plan.rounds * plan.new_prompts)
+    asked = plan.drawn(part, 1 + plan.rounds * plan.new_prompts)
     engines = _engines(setups)
-    for turn, prompt in enumerate(prompts):
+    for turn, prompt in enumerate(asked):
         ask = partial(_new, engines, prompt, loaded)
         answers = _in_turn(setups, turn, record, ask)
         if turn:

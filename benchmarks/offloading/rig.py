@@ -127,10 +127,10 @@ class Rig:
         return large
 
 
-def prompts(seed: int, count: int, tokens: int) -> list[list[int]]:
-    """Random ones: no two begin with the same block."""
+def prompts(seed: int | str, count: int, tokens: int) -> list[list[int]]:
+    """Random ones, without special tokens: no two begin with the same block."""
     draw = random.Random(seed)
-    return [[draw.randrange(10, 2000) for _ in range(tokens)] for _ in range(count)]
+    return [[draw.randrange(300, 2000) for _ in range(tokens)] for _ in range(count)]
 
 
 async def ask(
