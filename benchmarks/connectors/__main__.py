@@ -27,7 +27,6 @@ lies beyond it), or if tokens differ. Ten minutes on two quiet cores, with --qui
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -51,12 +50,12 @@ def measure(python: Path, plan: Plan) -> Record:
     return record
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure and print; exit status 1 if a bar is missed or tokens differ."""
     parser = parser_of("benchmarks.connectors", __doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="of tests/vllm/make_env.sh")
     parser.add_argument("--quick", action="store_true", help="two short rounds")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as by Ctrl-C, with all engines
     plan = QUICK if options.quick else FULL
     record = measure(options.vllm_python, plan)

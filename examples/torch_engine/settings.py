@@ -3,7 +3,6 @@
 import os
 import platform
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -69,7 +68,7 @@ class EngineSettings:
         return os.environ.get("KVROUTER_STORE_TOKEN", "")
 
     @classmethod
-    def from_flags(cls, flags: Sequence[str] | None = None) -> Self:
+    def from_flags(cls) -> Self:
         """The settings on the command line; ends the program where they cannot be used."""
         parser = ArgumentParser("python -m kvrouter_store.torch_engine")
         for field in fields(cls):
@@ -79,6 +78,6 @@ class EngineSettings:
             options["choices"] = _CHOICES.get(field.name)
             parser.add_argument("--" + field.name.replace("_", "-"), **options)
         try:
-            return cls(**vars(parser.parse_args(flags)))
+            return cls(**vars(parser.parse_args()))
         except ValueError as error:
             parser.error(str(error))

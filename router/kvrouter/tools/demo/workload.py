@@ -142,9 +142,9 @@ class Conversation:
         return f"{self.document}\n{turns}Q: {question}\nA: "
 
 
-def conversations(documents: int, count: int, seed: int = 7) -> list[Conversation]:
+def conversations(documents: int, count: int) -> list[Conversation]:
     """`count` conversations over `documents` documents; every second document is for chats."""
-    draw = random.Random(seed)
+    draw = random.Random(7)
     texts = [_document(draw, index) for index in range(documents)]
     return [
         Conversation(f"c{index}", texts[index % documents], index % documents % 2 == 0)

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvrouter.serving.legs.failures import ROWS, Row
 from kvrouter.tools.docs.markdown import table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 HEAD: Final = """\
 # Failures of engines
@@ -41,9 +38,9 @@ FOOT: Final = """
 _COLUMNS: Final = ("Reason", "What happened", "Another engine", "Counted", "The client gets")
 
 
-def failures_page(rows: Iterable[Row] = ROWS) -> str:
+def failures_page() -> str:
     """The whole page, in Markdown."""
-    return f"{HEAD}{table(_COLUMNS, map(_cells, rows))}\n{FOOT}"
+    return f"{HEAD}{table(_COLUMNS, map(_cells, ROWS))}\n{FOOT}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
