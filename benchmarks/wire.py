@@ -3,8 +3,8 @@
     python -m benchmarks.wire [--quick] [--json FILE]
 
 The router under test has one core; load, mock engines and store have the other. Samples of all
-routers are interleaved; figures are medians of CPU time over all threads (schedstat), not of wall
-time. Policy, KV events, store and landing, metrics and one log line per request are on.
+routers are interleaved; figures are medians of the CPU time of all threads, not of wall time.
+Policy, KV events, store and landing, metrics and one log line per request are on.
 """
 
 import platform
