@@ -7,19 +7,19 @@ or why it is not; exit status 1 if one is missing.
 """
 
 import fcntl
-import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.arguments import parser_of
+from benchmarks.wire_rig import compile_native
 
-NATIVE = Path(__file__).resolve().parent / "native"
 INSTALL_DEADLINE_S = 900
 NAMES = ("Mooncake", "Redis")
 
@@ -86,12 +86,12 @@ def run(command: list[str], what: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """A store that can run: its program, or its environment's Python, and libraries to preload."""
+    """A store that can run: its program, or its environment's Python, and a library to preload."""
 
     name: str
     program: Path
     version: str
-    preload: tuple[Path, ...] = ()
+    preload: Path | None = None
 
 
 def find(name: str) -> Found:
@@ -99,7 +99,7 @@ def find(name: str) -> Found:
     if name == "Mooncake":
         if MOONCAKE.python is None:
             raise RuntimeError("not set up: python -m benchmarks.peers_setup Mooncake")
-        return Found(name, MOONCAKE.python, MOONCAKE.requirement, (compiled("loopback_bind"),))
+        return Found(name, MOONCAKE.python, MOONCAKE.requirement, loopback_bind())
     program = shutil.which("redis-server")
     if program is None:
         raise RuntimeError("no program redis-server (Debian has a package of that name)")
@@ -128,18 +128,13 @@ def _debian(package: str) -> None:
     run(["apt-get", "install", "--quiet", "--yes", package], f"apt-get install {package}")
 
 
-def compiled(name: str) -> Path:
-    """A library to preload, from benchmarks/native, compiled once for each state of its source."""
-    source = NATIVE / f"{name}.c"
-    key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = cache() / f"{name}-{key}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        fresh = library.with_suffix(f".{os.getpid()}")
-        compiler = os.environ.get("CC", "cc")
-        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(fresh), str(source), "-ldl"]
-        run(command, f"compiling {name}.c")
-        fresh.replace(library)
+def loopback_bind() -> Path:
+    """The library of benchmarks/native/loopback_bind.c, to preload."""
+    library = cache() / "loopback_bind.so"
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache()) as folder:
+        made = compile_native("loopback_bind", Path(folder), "-shared", "-fPIC", "-ldl")
+        made.replace(library)
     return library
 
 

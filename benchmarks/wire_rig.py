@@ -52,15 +52,17 @@ def on_core(*cores: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def compile_native(name: str, folder: Path) -> Path:
-    """Compile benchmarks/native/NAME.c; returns the program. Needs a C compiler."""
+def compile_native(name: str, folder: Path, *flags: str) -> Path:
+    """Compile benchmarks/native/NAME.c; what came of it. Raises RuntimeError."""
     program = folder / name
     compiler = os.environ.get("CC", "cc")
     source = str(NATIVE / f"{name}.c")
     try:
-        subprocess.run([compiler, "-O2", "-o", str(program), source], check=True)
+        subprocess.run([compiler, "-O2", "-o", str(program), source, *flags], check=True)
     except FileNotFoundError as error:
         raise RuntimeError(f"no C compiler ({compiler}): install one or set CC") from error
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{name}.c cannot be compiled") from error
     return program
 
 

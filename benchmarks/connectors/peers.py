@@ -11,7 +11,7 @@ from tests.lmcache.server import QUIET, transfer_config
 from tests.vllm.engines import free_port
 from tests.vllm.services import Service
 
-from benchmarks.peers_setup import compiled, run
+from benchmarks.peers_setup import loopback_bind, run
 
 HERE = Path(__file__).resolve().parent
 MAKE_NIXL = HERE.parents[1] / "tests" / "vllm" / "make_nixl.sh"
@@ -71,7 +71,7 @@ def mooncake(python: Path, folder: Path, stack: ExitStack) -> Joined:
     """Mooncake's master; the segment that it manages is mounted by the engine itself."""
     site = _made(HERE / "make_peer.sh", "mooncake", python)
     try:
-        loopback = str(compiled("loopback_bind"))
+        loopback = str(loopback_bind())
     except RuntimeError as error:
         raise Missing(str(error)) from error
     config = folder / "mooncake.json"

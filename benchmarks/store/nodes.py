@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
-from benchmarks.wire_rig import Process, cpu_s, kvrouter
+from benchmarks.wire_rig import NATIVE, Process, cpu_s, kvrouter
 from kvrouter.tools.demo.cluster import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "benchmarks" / "native"
 CSRC = ROOT / "csrc"
 HOST = "127.0.0.1"
 MIB = 1 << 20
@@ -162,8 +161,9 @@ class Servers:
 
 def variables(found: Found | None) -> dict[str, str]:
     """Environment variables: a process finds this package, and a peer stays on loopback."""
-    preload = ":".join(map(str, found.preload)) if found else ""
-    near = {"LD_PRELOAD": preload, "MC_TCP_BIND_ADDRESS": HOST} if preload else {}
+    if found is None or found.preload is None:
+        return {"PYTHONPATH": str(ROOT)}
+    near = {"LD_PRELOAD": str(found.preload), "MC_TCP_BIND_ADDRESS": HOST}
     return {"PYTHONPATH": str(ROOT)} | near
 
 

@@ -212,7 +212,7 @@ def test_a_peer_that_would_listen_everywhere_stays_on_loopback(
     program = f"import socket; s = socket.socket(socket.{family}); s.bind(({address!r}, 0)); "
     done = subprocess.run(
         [sys.executable, "-c", program + "print(s.getsockname()[0])"],
-        env={"LD_PRELOAD": str(peers_setup.compiled("loopback_bind"))},
+        env={"LD_PRELOAD": str(peers_setup.loopback_bind())},
         capture_output=True,
         text=True,
         check=True,
