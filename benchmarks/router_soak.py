@@ -23,6 +23,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.fakes.patience import eventually
+
 from benchmarks.arguments import parser_of
 from benchmarks.soak import growth, last_quarters, left_over, own_memory_and_files, report
 from benchmarks.wire_prompts import SIZES, prompts, write_bodies
@@ -143,9 +145,7 @@ class Soak:
         command += ["-t", "100", "-1", str(self._streams)]
         load = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            end_s = time.monotonic() + 60
-            while (now := self._look()).tasks < before.tasks + count and time.monotonic() < end_s:
-                time.sleep(0.2)
+            eventually(lambda: self._look().tasks >= before.tasks + count, 60, 0.2)
             time.sleep(1)
             now = self._look()
         finally:

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,13 @@ def cpu_s(pid: int) -> float:
         with suppress(OSError):  # it ended meanwhile
             total += time.clock_gettime((~each << 3) | 2)
     return total
+
+
+def share_of_core(pids: Sequence[int], seconds: float) -> float:
+    """The share of one core that processes use together from now on."""
+    before_s = sum(map(cpu_s, pids))
+    time.sleep(seconds)
+    return (sum(map(cpu_s, pids)) - before_s) / seconds
 
 
 def loop_ms(core: int) -> float:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
+from tests.fakes.patience import eventually
 from tests.fakes.store import StoreProcess
 
 from benchmarks import peers_setup
@@ -43,6 +43,7 @@ from benchmarks.wire_rig import (
     kvrouter,
     loop_ms,
     on_core,
+    share_of_core,
 )
 from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.sim.events import EventPublisher
@@ -146,12 +147,8 @@ def _answers(router: Router, bodies: Path, told: str, router_s: float, store_s: 
 
 def _await_idle(router: Router) -> None:
     """Wait until the router has finished the requests of an earlier sample."""
-    deadline = time.monotonic() + IDLE_DEADLINE_S
-    while time.monotonic() < deadline:
-        before = cpu_s(router.process.pid)
-        time.sleep(IDLE_LOOK_S)
-        if cpu_s(router.process.pid) - before < IDLE_SHARE * IDLE_LOOK_S:
-            return
+    pids = [router.process.pid]
+    eventually(lambda: share_of_core(pids, IDLE_LOOK_S) < IDLE_SHARE, IDLE_DEADLINE_S)
 
 
 @contextmanager

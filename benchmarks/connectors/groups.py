@@ -10,7 +10,8 @@ from tests.vllm.services import Service, start_router, start_store
 from benchmarks.connectors.judge import FLOOR, NONE, OURS
 from benchmarks.connectors.measure import Plan, Record, cold, compute, hits
 from benchmarks.connectors.peers import LMCACHE, MOONCAKE, NIXL, PEERS, Joined, Missing
-from benchmarks.connectors.rig import Rig, Setup, idle_share, tame_spinners
+from benchmarks.connectors.rig import IDLE_S, Rig, Setup, tame_spinners
+from benchmarks.wire_rig import share_of_core
 
 STORE_MEMORY = "2GiB"
 BUSY_SHARE = 0.2  # of a core, of an idle engine: its set-up spins
@@ -105,7 +106,7 @@ def _computed(plan: Plan, setup: Setup) -> Setup:
 
 def _watched(setup: Setup, record: Record) -> Setup:
     """The set-up, whose engines are stopped while they are not asked if they spin when idle."""
-    shares = {engine.options.name: idle_share([engine]) for engine in setup.engines}
+    shares = {e.options.name: share_of_core([e.process.pid], IDLE_S) for e in setup.engines}
     record.idle_share |= shares
     print("idle, of a core:", *(f"{n} {share:.2f}" for n, share in shares.items()), flush=True)
     watched = replace(setup, spins=max(shares.values()) > BUSY_SHARE)

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import ClientError
+from tests.fakes.patience import eventually
 from tests.vllm.engines import Engine, EngineFailed, EngineOptions
 from tests.vllm.install import install_into
 from tests.vllm.models import MID, model_folder
 from tests.vllm.services import Service
 
-from benchmarks import wire_rig
 from benchmarks.connectors.peers import Joined
 from benchmarks.offloading.rig import Wrong, ask_all
+from benchmarks.wire_rig import share_of_core
 
 BLOCK_TOKENS = 64
 MAX_TOKENS = 4096
@@ -37,11 +38,6 @@ class Answer:
     ttft_s: float
     tokens: list[int]
     sources: dict[str, int]  # as vllm:prompt_tokens_by_source_total names them
-
-
-def cpu_s(engine: Engine) -> float:
-    """CPU seconds of all processes of an engine so far."""
-    return wire_rig.cpu_s(engine.process.pid)
 
 
 @dataclass(frozen=True)
@@ -109,19 +105,8 @@ class Setup:
 
 def settle(engines: Sequence[Engine]) -> None:
     """Wait until engines hardly use the CPU, for SETTLE_S at most: what they save late is saved."""
-    until = time.monotonic() + SETTLE_S
-    while time.monotonic() < until:
-        before_s = sum(map(cpu_s, engines))
-        time.sleep(TICK_S)
-        if sum(map(cpu_s, engines)) - before_s <= IDLE_SHARE * TICK_S:
-            return
-
-
-def idle_share(engines: Sequence[Engine]) -> float:
-    """The share of one core that engines use while nobody asks them."""
-    before_s = sum(map(cpu_s, engines))
-    time.sleep(IDLE_S)
-    return (sum(map(cpu_s, engines)) - before_s) / IDLE_S
+    pids = [engine.process.pid for engine in engines]
+    eventually(lambda: share_of_core(pids, TICK_S) <= IDLE_SHARE, SETTLE_S)
 
 
 def tame_spinners(engines: Sequence[Engine]) -> int:
