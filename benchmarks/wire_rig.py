@@ -66,13 +66,13 @@ def compile_native(name: str, folder: Path, *flags: str) -> Path:
     return program
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """A process and its descendants."""
     yield pid
     with suppress(OSError):  # it ended meanwhile
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in children.read_text().split():
-                yield from _family(int(child))
+                yield from family(int(child))
 
 
 def cpu_s(pid: int) -> float:
@@ -81,7 +81,7 @@ def cpu_s(pid: int) -> float:
     The clock id of a process is ~pid << 3 | 2: clock_getcpuclockid(3) on Linux.
     """
     total = 0.0
-    for each in _family(pid):
+    for each in family(pid):
         with suppress(OSError):  # it ended meanwhile
             total += time.clock_gettime((~each << 3) | 2)
     return total
@@ -187,9 +187,3 @@ def ask(url: str, body: str) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=10) as answer:
         document: dict[str, Any] = json.load(answer)
         return document
-
-
-def kvrouter(*arguments: str) -> list[str]:
-    """The command line of this installation's kvrouter."""
-    program = Path(sys.executable).with_name("kvrouter")
-    return [str(program), *arguments]

@@ -40,11 +40,11 @@ from benchmarks.wire_rig import (
     ask,
     compile_native,
     cpu_s,
-    kvrouter,
     loop_ms,
     on_core,
     share_of_core,
 )
+from kvrouter.tools.demo.children import KVROUTER
 from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.sim.events import EventPublisher
 
@@ -226,7 +226,7 @@ def _engines(scene: Scene, saver_port: int) -> Iterator[list[str]]:
 
 def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> tuple[Router, str]:
     port, events = free_port(), f"tcp://127.0.0.1:{free_port()}"
-    command = kvrouter("serve", "--port", str(port), "--store", store, *options)
+    command = [*KVROUTER, "serve", "--port", str(port), "--store", store, *options]
     command += ["--prefill", *engines[:PREFILL], "--decode", *engines[PREFILL:]]
     command += [*CONNECTOR, "--kv-events-bind", events]
     process = scene.stack.enter_context(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from aiohttp import ClientError
@@ -18,7 +19,7 @@ from tests.vllm.services import Service
 
 from benchmarks.connectors.peers import Joined
 from benchmarks.offloading.rig import Wrong, ask_all
-from benchmarks.wire_rig import share_of_core
+from benchmarks.wire_rig import family, share_of_core
 
 BLOCK_TOKENS = 64
 MAX_TOKENS = 4096
@@ -134,16 +135,11 @@ def tame_spinners(engines: Sequence[Engine]) -> int:
 
 def _threads_cpu_s(engines: Sequence[Engine]) -> dict[int, float]:
     """CPU seconds so far of each thread of the engines."""
-    sessions = {engine.process.pid for engine in engines}
     found = {}
-    for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(fields[3]) in sessions:
-            ticks = int(fields[11]) + int(fields[12])
-            found[int(stat.parent.name)] = ticks / os.sysconf("SC_CLK_TCK")
+    for pid in chain.from_iterable(family(engine.process.pid) for engine in engines):
+        for used in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # it ended meanwhile
+                found[int(used.parent.name)] = int(used.read_text().split()[0]) / 1e9
     return found
 
 

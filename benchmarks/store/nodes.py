@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
-from benchmarks.wire_rig import NATIVE, Process, cpu_s, kvrouter
+from benchmarks.wire_rig import NATIVE, Process, cpu_s
+from kvrouter.tools.demo.children import KVROUTER
 from kvrouter.tools.demo.cluster import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +108,7 @@ class Servers:
 
     def _kvstore(self, digests: str) -> Node:
         path = str(self._folder / f"kvstore-{digests}.sock")
-        command = kvrouter("store", "--port", "0", "--http-port", "0", "--prefault")
+        command = [*KVROUTER, "store", "--port", "0", "--http-port", "0", "--prefault"]
         command += ["--memory", f"{self._pool_bytes // MIB}MiB", "--unix-socket", path]
         command += ["--digests", digests]
         pid, output = self._start(
