@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
+from tests.chaos.gauges import total
 
 from benchmarks.planner_load import Ask
 
 SAMPLES_PER_S = 10.0
 _EVENT = b'"choices":[{'
-_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -44,9 +43,7 @@ class Watch:
 
     async def _held(self, url: str) -> float:
         async with self.http.get(f"{url}/metrics") as answer:
-            found = _USAGE.search(await answer.text())
-        assert found is not None
-        return float(found[1])
+            return total(await answer.text(), "vllm:kv_cache_usage_perc")
 
 
 async def send(http: aiohttp.ClientSession, url: str, ask: Ask, due_s: float) -> Reply:

@@ -12,7 +12,6 @@ five minutes does not judge times, which depend on other work of the machine.
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.chaos.gauges import HELD, ROUTER_GAUGES, total
 from tests.fakes.patience import eventually
 
 from benchmarks.arguments import parser_of
@@ -42,12 +42,6 @@ LEAST_SAMPLES, LEAST_TIMES = 16, 64  # fewer say nothing of growth of memory, of
 LEFT_OVER = ("fds", "tasks", "store_fds", "held")
 UNSEEN = "not looked at: the run was too short"
 GROWTH_MIB = 4.0
-ROUTER_GAUGES = re.compile(
-    r"^kvrouter:(num_requests_running|num_requests_waiting|recompute_tokens"
-    r"|worker_requests|worker_tokens)(?:\{.*\})? (\S+)$",
-    re.MULTILINE,
-)
-STORE_GAUGES = ("leases", "waits", "reserved_blocks", "fenced_blocks", "pinned_blocks")
 TIMES, SLOWER = ("latency_ratio", "cpu_us"), 1.5
 
 
@@ -161,17 +155,15 @@ class Soak:
         page_url = f"http://127.0.0.1:{self._router.port}/metrics"
         with urllib.request.urlopen(page_url, timeout=30) as answer:
             page = answer.read().decode()
-        tasks = re.search(r"^kvrouter:tasks (\S+)$", page, re.MULTILINE)
-        assert tasks is not None
         with urllib.request.urlopen(f"{self._stage.store.http_url}/stats", timeout=30) as answer:
             stats = json.load(answer)
-        held = sum(float(value) for _, value in ROUTER_GAUGES.findall(page))
+        held = sum(total(page, name) for name in ROUTER_GAUGES)
         return Sample(
             round(time.monotonic() - self._begun_s, 1),
             *own_memory_and_files(self._router.process.pid),
-            int(float(tasks[1])),
+            int(total(page, "kvrouter:tasks")),
             *own_memory_and_files(self._stage.store.pid),
-            held + sum(stats[name] for name in STORE_GAUGES),
+            held + sum(stats[name] for name in HELD),
         )
 
     def _settled(self, before: Sample | None) -> Sample:

@@ -26,21 +26,14 @@ from pathlib import Path
 from statistics import median
 from typing import TextIO, TypeVar
 
+from tests.chaos.gauges import HELD
 from tests.fakes.store import StoreProcess
 
 from benchmarks.arguments import parser_of
 from benchmarks.wire_rig import leave_in_order
 
 KINDS = ("shm", "shm", "unix", "tcp", "shm", "tcp")
-HELD = (
-    "reserved_blocks",
-    "lent_bytes",
-    "fenced_blocks",
-    "leases",
-    "leased_blocks",
-    "pinned_blocks",
-    "waits",
-)
+KEPT = (*HELD, "lent_bytes")  # for clients: zero without any
 Sample = TypeVar("Sample")
 PATIENCE_S = 30.0
 DRAIN_PAUSE_S = 0.2
@@ -71,7 +64,7 @@ def verdict(
     found = []
     if last.wrong:
         found.append(f"{last.wrong} blocks had wrong bytes")
-    found += [f"{name} is {n}, not 0" for name, n in last.gauges.items() if name in HELD and n]
+    found += [f"{name} is {n}, not 0" for name, n in last.gauges.items() if name in KEPT and n]
     if len(samples) >= LEAST_SAMPLES:
         found += growth(samples, "rss_kib", "memory", growth_mib)
     return found + left_over(first, last, ("fds", "threads"))
@@ -108,7 +101,7 @@ class Node(StoreProcess):
         rss_kib, fds = own_memory_and_files(self.pid)
         with urllib.request.urlopen(f"{self.http_url}/stats", timeout=PATIENCE_S) as answer:
             stats = json.load(answer)
-        names = (*HELD, "blocks", "connections", "evictions_total.capacity", "corrupt_total")
+        names = (*KEPT, "blocks", "connections", "evictions_total.capacity", "corrupt_total")
         gauges = {name: stats[name] for name in names}
         return Figures(at_s, rss_kib, fds, threads_of(self.pid), gauges)
 
@@ -230,7 +223,7 @@ class Soak:
         while True:
             time.sleep(DRAIN_PAUSE_S)  # for the connection that asked last to be gone
             figures = self._node.figures(round(self._passed_s(), 1))
-            held = any(figures.gauges[name] for name in (*HELD, "connections"))
+            held = any(figures.gauges[name] for name in (*KEPT, "connections"))
             left = figures.fds > first.fds or figures.threads > first.threads
             if not (held or left) or time.monotonic() > end:
                 return self._told(figures, log)
