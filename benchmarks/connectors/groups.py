@@ -1,10 +1,10 @@
 """The two groups of engines: those asked alone, and pairs of prefill and decode behind a router."""
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tests.vllm.engines import Engine, EngineFailed, ask, transfer_config
+from tests.vllm.engines import Engine, EngineFailed, transfer_config
+from tests.vllm.nixl import until_met
 from tests.vllm.services import Service, start_router, start_store
 
 from benchmarks.connectors.judge import FLOOR, NONE, OURS
@@ -15,7 +15,6 @@ from benchmarks.wire_rig import share_of_core
 
 STORE_MEMORY = "2GiB"
 BUSY_SHARE = 0.2  # of a core, of an idle engine: its set-up spins
-MEETINGS, MEETING_DEADLINE_S, MEETING_PAUSE_S = 10, 100.0, 0.5
 
 
 def alone(rig: Rig, plan: Plan, record: Record) -> None:
@@ -127,18 +126,6 @@ def _routed(rig: Rig, setup: Setup) -> Setup:
     store_url = setup.store.url if setup.store else None
     router = start_router(rig.folder, [prefill.url], [decode.url], store_url, flags)
     rig.stack.callback(router.stop)
-    _meet(setup.name, router)
+    until_met(router)
     setup.pause()
     return replace(setup, router=router)
-
-
-def _meet(name: str, router: Service) -> None:
-    """Ask until two engines have shaken hands, which vLLM gives up after 5 s, busy or not."""
-    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}
-    status, answer = 0, b""
-    for _ in range(MEETINGS):
-        status, answer = ask(router.address, "POST", "/v1/completions", body, MEETING_DEADLINE_S)
-        if status == 200:
-            return
-        time.sleep(MEETING_PAUSE_S)
-    raise EngineFailed(f"{name}: the router answered {status}: {answer[:500]!r}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.lmcache.server import QUIET, transfer_config
 from tests.vllm.engines import free_port
+from tests.vllm.nixl import TRANSFER, loopback_environment
 from tests.vllm.services import Service
 
 from benchmarks.peers_setup import loopback_bind, run
@@ -111,15 +112,8 @@ def mooncake(python: Path, folder: Path, stack: ExitStack) -> Joined:
 
 
 def nixl(python: Path, folder: Path, stack: ExitStack) -> Joined:
-    """NIXL over UCX on the loopback. No process of its own; each call has a port of its own."""
-    environment = {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp,self,sm",
-    }
-    transfer = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
-    return Joined(transfer, environment, (_made(MAKE_NIXL),))
+    """NIXL over UCX on the loopback. No process of its own."""
+    return Joined(TRANSFER, loopback_environment(), (_made(MAKE_NIXL),))
 
 
 PEERS: dict[str, Callable[[Path, Path, ExitStack], Joined]] = {

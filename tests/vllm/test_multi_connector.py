@@ -10,8 +10,9 @@ import pytest
 from tests.vllm.asking import Question, answer, difference, reference, token_prompt
 from tests.vllm.engines import Engine, EngineOptions, running, transfer_config
 from tests.vllm.models import TINY, model_folder
+from tests.vllm.nixl import TRANSFER, until_met
 from tests.vllm.services import Service, start_router, start_store
-from tests.vllm.test_nixl import TRANSFER, nixl_environment, until_met
+from tests.vllm.test_nixl import nixl_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

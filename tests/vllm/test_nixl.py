@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from tests.vllm.asking import token_prompt
-from tests.vllm.engines import Engine, EngineOptions, ask, free_port, running
+from tests.vllm.engines import Engine, EngineOptions, ask, running
 from tests.vllm.models import TINY, model_folder
+from tests.vllm.nixl import TRANSFER, loopback_environment, until_met
 from tests.vllm.services import Service, start_router
 
 from kvrouter.engines.families.nixl import PREFILL, Nixl
@@ -23,9 +24,7 @@ from kvrouter.engines.families.nixl import PREFILL, Nixl
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 HOW = "set KVROUTER_NIXL_SITE to the folder that tests/vllm/make_nixl.sh prints"
-TRANSFER = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 FREED_S = 15.0  # half of the lease
-MET_S = 240.0
 
 
 @dataclass
@@ -40,13 +39,7 @@ def nixl_environment() -> dict[str, str]:
     site = os.environ.get("KVROUTER_NIXL_SITE")
     if not site:
         pytest.skip(f"no NIXL: {HOW}")
-    return {
-        "PYTHONPATH": site,
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp,self,sm",
-    }
+    return {"PYTHONPATH": site, **loopback_environment()}
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +47,8 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
     model = model_folder(TINY, vllm_python)
 
     def engine(name: str, role: str, core: str) -> Engine:
-        environment = nixl_environment()
         transfer = {**TRANSFER, "kv_role": role}
-        options = EngineOptions(name, model, core, transfer, environment=environment)
+        options = EngineOptions(name, model, core, transfer, environment=nixl_environment())
         return Engine.start(vllm_python, options, engine_folder, None)
 
     engines = [
@@ -73,15 +65,6 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
             yield Cluster(router, prefill, decode)
         finally:
             router.stop()
-
-
-def until_met(router: Service) -> None:
-    """Return once the engines have shaken hands, which vLLM gives up after 5 s, busy or not."""
-    until = time.monotonic() + MET_S
-    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}
-    while ask(router.address, "POST", "/v1/completions", body, MET_S)[0] != 200:
-        assert time.monotonic() < until
-        time.sleep(0.5)
 
 
 def token_ids(address: str, body: dict[str, Any]) -> list[int]:
