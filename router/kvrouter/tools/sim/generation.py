@@ -26,7 +26,7 @@ class Generation:
 
     Attributes:
         answer: to the request; grows with each token.
-        hashes: names of the prompt's full blocks.
+        hashes: names of the full blocks: those of the prompt, then of the answer.
         contents: names without the salt, on which the KV does not depend.
         allocation: the slots, until `close`.
         left: tokens that are still to be generated.
@@ -47,19 +47,20 @@ class Generation:
         self._due_s = 0.0
         self._context = KVContext(self.engine.spec_digest)
         self._block_tokens = self.engine.settings.block_size
-        self._request, self._tokens = self.answer.request, self.answer.request.prompt
+        self._request, self._tokens = self.answer.request, [*self.answer.request.prompt]
         self._usable = (len(self._tokens) - 1) // self._block_tokens  # one token is computed
         self._stored_blocks = 0
-        self._chain = self.hashes
-        self._tail = self._tokens[len(self.hashes) * self._block_tokens :]
-        self._parent = self.hashes[-1] if len(self.hashes) else None
-        self._content = self.contents[-1] if len(self.contents) else None
         self._finished = False
 
     @property
     def done(self) -> bool:
         """Whether the last token was generated."""
         return self.left == 0
+
+    @property
+    def _tail(self) -> list[int]:
+        """The tokens after the full blocks."""
+        return self._tokens[len(self.hashes) * self._block_tokens :]
 
     async def prefill(self) -> None:
         """Load or compute the KV of the prompt, and save what was computed."""
@@ -216,26 +217,24 @@ class Generation:
 
     async def _extend(self, token: int) -> None:
         """Add a token of the answer; computes the KV of a block when that is full."""
-        self._tail.append(token)
-        if len(self._tail) < self._block_tokens:
+        self._tokens.append(token)
+        if len(self._tokens) % self._block_tokens:
             return
-        engine, tail, adapter = self.engine, self._tail, self._request.adapter
-        salt = self._request.cache_salt if self._parent is None else None
-        named = partial(
-            hash_tokens, array("I", tail), self._block_tokens, root=engine.root, lora=adapter
-        )
-        name, content = named(parent=self._parent, cache_salt=salt), named(parent=self._content)
-        index = self._context.blocks
+        engine, index, lora = self.engine, len(self.hashes), self._request.adapter
+        tail, size = array("I", self._tail), self._block_tokens
+        named = partial(hash_tokens, tail, size, root=engine.root, lora=lora)
+        if index:
+            name, content = named(parent=self.hashes[-1]), named(parent=self.contents[-1])
+        else:
+            name, content = named(cache_salt=self._request.cache_salt), named()
+        self.hashes = BlockHashes(self.hashes.data + name.data)
+        self.contents = BlockHashes(self.contents.data + content.data)
         slot = self.allocation.slots[index]
-        engine.memory.compute([slot], [content[0]])
-        if engine.cache.name(self.allocation, index, name[0]):
-            engine.publish([Stored(self._parent, (name[0],), tuple(tail), salt, adapter)])
+        engine.memory.compute([slot], [self.contents[index]])
+        self._name(index, index + 1)
         self._context.add_block(engine.memory.slot(slot))
-        self._chain = BlockHashes(self._chain.data + name.data)
-        self._parent, self._content = name[0], content[0]
-        self._tail = []
         if engine.link is not None and engine.saves_answers:
-            await engine.link.save(self._chain, index, [slot])
+            await engine.link.save(self.hashes, index, [slot])
 
     def _count_prompt(self, local: int, loaded: int) -> None:
         metrics, size, whole = self.engine.metrics, self._block_tokens, len(self._tokens)
