@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from kvrouter_store.descriptors import raise_limit
 from kvrouter_store.errors import KVStoreError
+from kvrouter_store.node.signals import Signals
 
 from .generation import Engine, Generated
 from .model import Model, ModelRefused
@@ -171,15 +171,13 @@ def serve(settings: EngineSettings) -> None:
 
 
 async def _serve(settings: EngineSettings, server: EngineServer) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signals = Signals()
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, settings.host, settings.port).start()
         host, port = runner.addresses[0][:2]
         print(f"engine at http://{host}:{port}", flush=True)
-        await stop.wait()
+        await signals.leave.wait()
     finally:
         await runner.cleanup()

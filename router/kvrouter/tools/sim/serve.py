@@ -45,6 +45,7 @@ from kvrouter.tools.sim.requests import (
 )
 from kvrouter.tools.sim.settings import FAILURES, SimSettings
 from kvrouter_store.descriptors import connections, lack, raise_limit
+from kvrouter_store.node.signals import Signals
 from kvrouter_store.rdma.base import RdmaUnavailable
 
 log = logging.getLogger("kvrouter.tools.sim")
@@ -318,11 +319,7 @@ async def _together(runs: Sequence[Coroutine[None, None, SimAnswer]]) -> list[Si
 
 
 async def _serve(settings: SimSettings) -> int:
-    server = SimServer(settings)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    server, signals, loop = SimServer(settings), Signals(), asyncio.get_running_loop()
     try:
         port = await server.start()
         loop.add_signal_handler(signal.SIGUSR1, server.engine.core.clear)
@@ -332,7 +329,7 @@ async def _serve(settings: SimSettings) -> int:
             f"listening on http://{settings.host}:{port}",
             flush=True,
         )
-        await stop.wait()
+        await signals.leave.wait()
         return 0
     except OSError as error:
         why = f"{error.strerror or error}; give another --host or --port"
