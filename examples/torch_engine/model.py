@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import DynamicCache
 
-from kvrouter_store.identity.weights import weights_digest
+from kvrouter_store.identity.weights import revision_of, weights_digest
 
 from .settings import EngineSettings
 
@@ -64,9 +63,8 @@ class Model:
     @cached_property
     def revision(self) -> str:
         """What decides the KV of a token chain: weights, options and type of the network."""
-        folder = Path(self.folder)
-        local = weights_digest(folder) if folder.is_dir() else ""
-        weights = local or getattr(self.network.config, "_commit_hash", None)
+        commit = getattr(self.network.config, "_commit_hash", None)
+        weights = revision_of(self.folder, commit, weights_digest)
         if not weights:
             raise ModelRefused(f"the weights of {self.folder} have no revision to compare")
         options = self.network.config.to_dict()
