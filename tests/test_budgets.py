@@ -40,7 +40,6 @@ routing/prefill_priority.py
 routing/policies/base.py
 routing/policies/prefix.py
 http/client/pool.py
-http/client/connection.py
 http/client/response.py
 http/server/exchange.py
 http/headers.py

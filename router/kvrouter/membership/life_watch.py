@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.life import Lives
     from kvrouter.engines.pool import Cause, EnginePool
-    from kvrouter.http.client.connection import ClientConnection
     from kvrouter.http.client.open_connections import OpenConnections
+    from kvrouter.http.client.pool import ClientConnection
     from kvrouter.membership.probe_client import ProbeClient
 
     Streams = dict[ClientConnection, tuple[float, int]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.http.client.connection import ClientConnection
+    from kvrouter.http.client.pool import ClientConnection
     from kvrouter.http.failure import Failure
 
 

@@ -9,7 +9,7 @@ from kvrouter.http.failure import Failure
 from kvrouter.http.headers import unchunk
 
 if TYPE_CHECKING:
-    from kvrouter.http.client.connection import ClientConnection
+    from kvrouter.http.client.pool import ClientConnection
 
 _UNREAD_BYTES = 1024 * 1024
 
