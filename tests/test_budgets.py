@@ -35,8 +35,6 @@ serving/legs/prefill.py
 serving/legs/leg.py
 serving/streaming/relay.py
 routing/plan.py
-routing/reservations.py
-routing/prefill_priority.py
 routing/policies/base.py
 routing/policies/prefix.py
 http/client/pool.py

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from kvrouter.canary.replay import Canary
 from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.learnt import LearntPrefixes
+from kvrouter.routing.plan import PrefillPriorities
 from kvrouter.routing.planner.queue import PrefillQueue
 from kvrouter.routing.policies import make_policy
 from kvrouter.routing.policies.planner import Planner
-from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
 from kvrouter.serving.handler import Completions
 from kvrouter.serving.legs.early import ConcurrentLegs, DecodeAhead

@@ -30,10 +30,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.routing.plan import Plan, RouteInputs, Why, usable_blocks
+from kvrouter.routing.plan import (
+    AGING,
+    TOKENS_PER_MS,
+    Plan,
+    RouteInputs,
+    Why,
+    usable_blocks,
+    work_ms,
+)
 from kvrouter.routing.policies.base import decide, in_turn
 from kvrouter.routing.policies.prefix import LOAD_COST, believed
-from kvrouter.routing.prefill_priority import AGING, TOKENS_PER_MS, work_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
+    from kvrouter.routing.plan import PrefillPriorities
     from kvrouter.routing.planner.queue import PrefillQueue
-    from kvrouter.routing.prefill_priority import PrefillPriorities
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics

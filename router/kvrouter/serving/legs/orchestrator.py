@@ -22,8 +22,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import Handoff, LegOrder, PendingKv
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import Plan, RouteInputs, loaders
-from kvrouter.routing.reservations import LegReservations
+from kvrouter.routing.plan import LegReservations, Plan, RouteInputs, loaders
 from kvrouter.serving.legs.failures import LegFailed, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
 from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.tokenize import PromptTokens
-    from kvrouter.routing.plan import Plan
-    from kvrouter.routing.reservations import LegReservations
+    from kvrouter.routing.plan import LegReservations, Plan
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.errors import ApiError
 from kvrouter.openai.request import Request, parse
-from kvrouter.routing.prefill_priority import AGING, MAX_GIVEN, Mode, PrefillPriorities, work_ms
+from kvrouter.routing.plan import AGING, MAX_GIVEN, Mode, PrefillPriorities, work_ms
 
 GIVEN = st.integers(-MAX_GIVEN, MAX_GIVEN)
 TOKENS = st.integers(0, 2_000_000)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.in_flight import InFlightPrefixes
-from kvrouter.routing.plan import Plan, RouteInputs, Why
+from kvrouter.routing.plan import AGING, LegReservations, Plan, RouteInputs, Why
 from kvrouter.routing.planner.queue import (
     HORIZON_S,
     IDLE_S,
@@ -23,8 +23,6 @@ from kvrouter.routing.planner.queue import (
     prefill_s,
 )
 from kvrouter.routing.policies.planner import Planner
-from kvrouter.routing.prefill_priority import AGING
-from kvrouter.routing.reservations import LegReservations
 
 LONG = 20_000
 IDENTITY = Identity(("m",), block_tokens=16, manifest="x")

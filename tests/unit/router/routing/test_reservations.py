@@ -7,7 +7,7 @@ from tests.unit.router.conftest import Clock, joined
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.in_flight import InFlightPrefixes
-from kvrouter.routing.reservations import LegReservations
+from kvrouter.routing.plan import LegReservations
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 LEGS = (Role.PREFILL, Role.DECODE)
