@@ -28,7 +28,6 @@ openai/response.py
 openai/sse.py
 serving/handler.py
 serving/request/context.py
-serving/request/headers.py
 serving/legs/orchestrator.py
 serving/legs/inputs.py
 serving/legs/prefill.py

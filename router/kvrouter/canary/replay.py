@@ -27,7 +27,7 @@ from kvrouter.openai.response import tidy_events
 from kvrouter.serving.legs.failures import LegFailed
 from kvrouter.serving.legs.leg import MAX_ANSWER_BYTES, PATHS, EngineClient
 from kvrouter.serving.passthrough import forward
-from kvrouter.serving.request.headers import with_own_id
+from kvrouter.serving.request.context import with_own_id
 from kvrouter.serving.streaming.relay import ClientSink, Relay
 from kvrouter.serving.streaming.resume import Resumption, comparable, sent_tokens
 from kvrouter.telemetry.series import Tally

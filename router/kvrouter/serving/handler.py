@@ -21,8 +21,7 @@ from kvrouter.openai.request import UNREAD, Request, parse, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.failures import Refused
 from kvrouter.serving.legs.leg import KINDS
-from kvrouter.serving.request.context import RequestContext, Timing
-from kvrouter.serving.request.headers import answer_fields, leg_fields
+from kvrouter.serving.request.context import RequestContext, Timing, answer_fields, leg_fields
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -53,7 +53,7 @@ from kvrouter.serving.legs.failures import (
 )
 from kvrouter.serving.legs.leg import EngineClient, check_begun, check_plain
 from kvrouter.serving.legs.verdict import words_of
-from kvrouter.serving.request.headers import answer_fields
+from kvrouter.serving.request.context import answer_fields
 from kvrouter.serving.streaming.onward import pass_on
 from kvrouter.serving.streaming.relay import Relay, begin_events, broke_off, pass_comments
 

@@ -30,8 +30,7 @@ from kvrouter.serving.choices.merge import (
     split,
 )
 from kvrouter.serving.legs.failures import Refused
-from kvrouter.serving.request.context import RequestContext, Route, Timing
-from kvrouter.serving.request.headers import answer_fields, with_id
+from kvrouter.serving.request.context import RequestContext, Route, Timing, answer_fields, with_id
 from kvrouter.serving.request.summary import usage_of
 from kvrouter.serving.streaming.relay import (
     begin_events,

@@ -24,7 +24,7 @@ from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
 from kvrouter.openai.response import is_json
 from kvrouter.serving.legs.failures import LegFailed, Refused
 from kvrouter.serving.legs.verdict import Judge, look
-from kvrouter.serving.request.headers import with_context, with_own_id, without_rank
+from kvrouter.serving.request.context import with_context, with_own_id, without_rank
 from kvrouter.serving.request.trace_attributes import end_decode
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
-from kvrouter.serving.request.headers import answer_fields
+from kvrouter.serving.request.context import answer_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

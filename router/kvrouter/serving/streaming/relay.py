@@ -33,7 +33,7 @@ from kvrouter.openai.response import (
     tidy_events,
 )
 from kvrouter.openai.sse import BOM, MAX_EVENT_BYTES, EventBuffer, error_events
-from kvrouter.serving.request.headers import answer_fields
+from kvrouter.serving.request.context import answer_fields
 from kvrouter.serving.streaming.onward import pass_on
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from kvrouter.engines.families.nixl import PREFILL, Nixl
 from kvrouter.engines.families.sglang import Rooms
 from kvrouter.engines.families.splice import splice
 from kvrouter.engines.families.vllm import Vllm
-from kvrouter.serving.request.headers import leg_fields, with_own_id, without_rank
+from kvrouter.serving.request.context import leg_fields, with_own_id, without_rank
 from kvrouter_store.identity.chain import root_hash
 
 Spans = dict[str, tuple[int, int]]
