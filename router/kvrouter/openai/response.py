@@ -28,8 +28,7 @@ MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
 CONTENT: Final = re.compile(rb"(?:^|[\r\n])event:[^\r\n]*[._]delta")
 """The name of an event with a part of the answer."""
 _NAMES: Final = tuple(b'"%b":' % name.encode() for name in sorted(TRANSFERS))
-_CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
-_NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
+_CACHED: Final = re.compile(rb'("prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*)\d{1,12}')
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
@@ -49,9 +48,7 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
     engine counts what it loaded from the store as cached (vllm-router issue 193).
     """
     if cached_tokens is not None and b'"cached_tokens"' in body:
-        found = _CACHED.search(body)
-        if found is not None and int(found[1]) != cached_tokens:
-            body = b"%b%d%b" % (body[: found.start(1)], cached_tokens, body[found.end(1) :])
+        body = _CACHED.sub(rb"\g<1>%d" % cached_tokens, body, count=1)
     at = _transfer(body)
     if at < 0:
         return body
@@ -61,13 +58,8 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
 def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
     """The same of whole events of a stream."""
     if cached_tokens is not None and b'"cached_tokens"' in data:
-        data = _CACHED.sub(lambda found: _with_count(found, cached_tokens), data)
+        data = _CACHED.sub(rb"\g<1>%d" % cached_tokens, data)
     return map_data(data, _without_transfers) if _may_transfer(data) else data
-
-
-def _with_count(found: re.Match[bytes], tokens: int) -> bytes:
-    whole, end = found[0], found.end(1) - found.start(0)
-    return b"%b%d%b" % (whole[: found.start(1) - found.start(0)], tokens, whole[end:])
 
 
 def _transfer(body: bytes) -> int:
@@ -110,30 +102,25 @@ def _without_last(body: bytes, at: int) -> bytes | None:
     return None if last.keys() - TRANSFERS else head[:-1] + b"}"
 
 
-def answer_usage(body: bytes) -> tuple[PromptUsage, int | None, str]:
-    """Prompt tokens, completion tokens and finish reason of a whole answer.
+def answer_usage(body: bytes) -> tuple[PromptUsage, int]:
+    """What the usage of a whole answer says of its prompt, and how many tokens were generated.
 
-    Found by the last places of their keys, without decoding the answer: text cannot fake them,
-    because a quote within a JSON string is escaped.
+    Found from the last place of its key on, without decoding the answer: text cannot fake it,
+    because a quote within a JSON string is escaped, but what the model wrote as JSON may.
     """
-    at = body.rfind(b'"finish_reason":')
-    reason = _FINISH_REASON.match(body, at) if at >= 0 else None
-    return (
-        (_number_after(body, b'"prompt_tokens":'), _number_after(body, b'"cached_tokens":') or 0),
-        _number_after(body, b'"completion_tokens":'),
-        reason[1].decode("ascii") if reason else "unknown",
-    )
+    usage = _end_from(b'"usage":', body)
+    return prompt_usage(usage), generated_tokens(usage, 0, whole=True)
+
+
+def answer_reason(body: bytes) -> str:
+    """The last finish reason of a whole answer, likewise; "unknown" if there is none."""
+    return finish_reason(_end_from(b'"finish_reason":', body))
 
 
 def finish_reason(tail: bytes) -> str:
     """The last finish reason in the end of a stream; "unknown" if there is none."""
     found = _FINISH_REASON.findall(tail)
     return found[-1].decode("ascii") if found else "unknown"
-
-
-def last_usage(body: bytes) -> bytes:
-    """The end of an answer from its usage on: before it may stand what the model wrote as JSON."""
-    return body[max(0, body.rfind(b'"usage":')) :]
 
 
 def prompt_usage(tail: bytes) -> PromptUsage:
@@ -158,7 +145,5 @@ def generated_tokens(tail: bytes, events: int, *, whole: bool) -> int:
     return max(events, counted or 0)
 
 
-def _number_after(body: bytes, key: bytes) -> int | None:
-    at = body.rfind(key)
-    found = _NUMBER.match(body, at + len(key)) if at >= 0 else None
-    return int(found[1]) if found else None
+def _end_from(key: bytes, body: bytes) -> bytes:
+    return body[max(0, body.rfind(key)) :]

@@ -32,14 +32,7 @@ from kvrouter.openai.form import is_form, read_form
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.plain import in_plain_json
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
-from kvrouter.openai.response import (
-    PromptUsage,
-    generated_tokens,
-    last_usage,
-    prompt_usage,
-    tidy_answer,
-    tidy_events,
-)
+from kvrouter.openai.response import PromptUsage, answer_usage, tidy_answer, tidy_events
 from kvrouter.routing.plan import Plan, RouteInputs, Why, chosen_by
 from kvrouter.routing.policies.base import Policy, in_turn
 from kvrouter.serving.legs.calls import call
@@ -316,11 +309,11 @@ class Passthrough:
         else:
             told, fields = tidy_answer(body, None), answer_fields(context)
             context.exchange.respond(answer.status, told, content_type=content_type, fields=fields)
-        usage = last_usage(body)
+        prompt, generated = answer_usage(body)
         if endpoint.generates:
-            context.outcome.count(generated_tokens(usage, 0, whole=True))
+            context.outcome.count(generated)
         if answer.status == 200:
-            _note_prompt(context, endpoint, prompt_usage(usage))
+            _note_prompt(context, endpoint, prompt)
 
     def _computed(self, context: RequestContext, endpoint: Endpoint, ticket: Ticket) -> None:
         """The engine answers: it has computed the prompt."""

@@ -24,10 +24,10 @@ from kvrouter.openai.response import (
     CONTENT,
     MARKS,
     PromptUsage,
+    answer_reason,
     answer_usage,
     finish_reason,
     generated_tokens,
-    last_usage,
     prompt_usage,
     tidy_answer,
     tidy_events,
@@ -289,12 +289,9 @@ def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     if not context.timing.first_s:
         context.answer_began()
     if context.request.path is None:
-        prompt, completion, reason = answer_usage(body)
-        context.outcome.end(reason)
-    else:  # usage has other names there
-        usage = last_usage(body)
-        prompt, completion = prompt_usage(usage), generated_tokens(usage, 0, whole=True)
-    context.outcome.count(completion or 0)
+        context.outcome.end(answer_reason(body))
+    prompt, generated = answer_usage(body)
+    context.outcome.count(generated)
     note_prompt(context, prompt, metrics)
 
 
