@@ -7,16 +7,16 @@ itself has computed, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
 from kvrouter.openai.endpoints import PASSED_THROUGH, SALTABLE
+from kvrouter.serving.request.versions import with_member
 
 if TYPE_CHECKING:
     from kvrouter.admission.tenants import Tenants
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.exchange import Exchange
-    from kvrouter.openai.media import Span
     from kvrouter.openai.request import Request
 
-_NAME: Final = "cache_salt"
 _REMEMBERED: Final = 4096
 
 
@@ -46,7 +44,10 @@ class CallerSalts:
         """
         if request.form is not None or not (request.spans and _computes(exchange.path)):
             return request
-        return with_salt(request, derived(self.tenants.of(exchange), request.cache_salt or ""))
+        salt = derived(self.tenants.of(exchange), request.cache_salt or "")
+        salted = with_member(request, "cache_salt", orjson.dumps(salt))
+        salted.cache_salt = salt
+        return salted
 
     def require(self, path: str, model: str) -> None:
         """ApiError 501: an engine that may answer would mix the prompts of different tenants."""
@@ -76,23 +77,3 @@ def derived(tenant: str, own: str) -> str:
     """
     name = tenant.encode()
     return sha256(b"%d:%b%b" % (len(name), name, own.encode())).hexdigest()
-
-
-def with_salt(request: Request, salt: str) -> Request:
-    """`request` with this `cache_salt` in its body; its spans move with the bytes."""
-    raw, body, spans = orjson.dumps(salt), request.body, request.spans
-    changed, before = splice(body, spans, {_NAME: raw}), body.index(b"{")
-    start, more = spans.get(_NAME, (-1, -1))[0], len(changed) - len(body)
-
-    def moved(span: Span) -> Span:
-        by = more if span[0] > start else -before
-        return span[0] + by, span[1] + by
-
-    at = start - before if start >= 0 else changed.index(raw)
-    return replace(
-        request,
-        body=changed,
-        spans={name: moved(span) for name, span in spans.items()} | {_NAME: (at, at + len(raw))},
-        prompts=None if request.prompts is None else [moved(span) for span in request.prompts],
-        cache_salt=salt,
-    )

@@ -1,18 +1,28 @@
-"""Puts a model in the place of an alias, the same one for all requests of a session."""
+"""Puts a model in the place of an alias, the same one for all requests of a session.
+
+Which one: highest random weight. Each version draws a number from the session's name, as often the
+lowest as its weight says (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
+2006). So a change of weights moves only the sessions whose share changed, and the sessions of a
+version that is away are shared by the others until it is back.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from math import log
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
 from kvrouter.prefix.session import session_of
-from kvrouter.routing.versions import version_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.engines.pool import EnginePool
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 _MODEL_PART: Final = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+_DRAWN_BYTES: Final = 6
+"""Of a drawn number: a float is exact with that many."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -66,32 +78,46 @@ class Versions:
         return version_of(session or context.request_id.encode(), here)
 
 
+def version_of(session: bytes, weights: Mapping[str, float]) -> str:
+    """The version that serves `session`; `weights` are positive, and not empty."""
+    return min(weights, key=lambda model: _drawn(session, model) / weights[model])
+
+
+def _drawn(session: bytes, model: str) -> float:
+    """A number above 0, exponentially distributed."""
+    digest = blake2b(model.encode() + b"\0" + session, digest_size=_DRAWN_BYTES).digest()
+    return -log((int.from_bytes(digest) + 0.5) / 256**_DRAWN_BYTES)
+
+
 def renamed(request: Request, model: str) -> Request:
     """The same request, whose body names `model` instead; `Request.model` stays as asked for."""
-    name = orjson.dumps(model) if request.form is None else model.encode()
-    given, view = request.spans.get("model"), memoryview(request.body)
-    if given is None and request.form is not None:
-        start = end = 0
-        boundary, _, _ = request.body.partition(b"\r\n")
-        before, after = boundary + _MODEL_PART, b"\r\n"
-    elif given is None:  # it stands for the only model there was
-        start = end = request.body.index(b"{") + 1
-        before, after = b'"model":', b"," if request.spans else b""
+    if request.form is None:
+        return with_member(request, "model", orjson.dumps(model))
+    name, given = model.encode(), request.spans.get("model")
+    if given is not None:
+        start, end = given
+        before, after = request.body[:start], request.body[end:]
     else:
-        (start, end), before, after = given, b"", b""
-    longer = len(before) + len(name) + len(after) - (end - start)
+        boundary, _, _ = request.body.partition(b"\r\n")
+        before, after = boundary + _MODEL_PART, b"\r\n" + request.body
+    spans = {"model": (len(before), len(before) + len(name))}
+    return replace(request, body=b"".join((before, name, after)), spans=spans)
+
+
+def with_member(request: Request, name: str, raw: bytes) -> Request:
+    """`request` with this member in its body, which is JSON; its spans move with the bytes."""
+    body, spans = request.body, request.spans
+    changed, before = splice(body, spans, {name: raw}), body.index(b"{")
+    start, more = spans.get(name, (-1, -1))[0], len(changed) - len(body)
 
     def moved(span: Span) -> Span:
-        if span[0] < start:
-            return span
-        return span[0] + longer, span[1] + longer
+        by = more if span[0] > start else -before
+        return span[0] + by, span[1] + by
 
-    spans = {key: moved(span) for key, span in request.spans.items()}
-    spans["model"] = start + len(before), start + len(before) + len(name)
-    prompts = request.prompts
+    at = start - before if start >= 0 else len(b'{"":') + len(name)  # else it comes first
     return replace(
         request,
-        body=b"".join((view[:start], before, name, after, view[end:])),
-        spans=spans,
-        prompts=[moved(span) for span in prompts] if prompts is not None else None,
+        body=changed,
+        spans={key: moved(span) for key, span in spans.items()} | {name: (at, at + len(raw))},
+        prompts=None if request.prompts is None else [moved(span) for span in request.prompts],
     )

@@ -9,7 +9,7 @@ import pytest
 
 from kvrouter.openai.request import Request, parse
 from kvrouter.prefix.session import session_of
-from kvrouter.routing.versions import version_of
+from kvrouter.serving.request.versions import version_of
 
 SESSIONS, TURNS = 2000, 4
 WEIGHTS = {"a": 90, "b": 10}

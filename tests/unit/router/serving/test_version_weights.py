@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.routing.versions import version_of
+from kvrouter.serving.request.versions import version_of
 
 SESSIONS = [f"session {number}".encode() for number in range(2000)]
 
