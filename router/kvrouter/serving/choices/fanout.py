@@ -8,7 +8,6 @@ ends all of them.
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -49,7 +48,7 @@ from kvrouter.serving.streaming.resume import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
@@ -100,7 +99,7 @@ class Fanout:
             gathering.finish()
         except (ApiError, Refused, BadShare, ShareError) as error:
             if not gathering.begun:
-                raise _as_answer(error) from None
+                raise error if isinstance(error, ApiError | Refused) else _unusable(error) from None
             context.outcome.end("broken")
             context.exchange.write(_as_events(error))
             context.exchange.end()
@@ -190,11 +189,6 @@ def _joined(words: Iterable[str | None]) -> str | None:
     return ",".join(dict.fromkeys(word for word in words if word)) or None
 
 
-def _as_answer(error: Exception) -> Exception:
-    """What answers the request if nothing of it was answered yet."""
-    return error if isinstance(error, ApiError | Refused) else _unusable(error)
-
-
 def _as_events(error: Exception) -> bytes:
     """The last events of a stream that cannot go on."""
     if isinstance(error, ApiError):
@@ -213,11 +207,13 @@ def _unusable(error: Exception) -> ApiError:
 class Gathering:
     """Merges the answers of a request's shares, and answers the client.
 
+    It throttles every engine that streams as the client throttles it.
+
     Attributes:
         exchange: the client's.
         merge: makes one stream of those of the shares.
         answers: those that came whole, by the first choice of their shares.
-        throttle: passes the client's back-pressure on.
+        streaming: those that come as streams now.
         begun: whether the client has some of the answer; comments are none.
     """
 
@@ -230,7 +226,7 @@ class Gathering:
         self._answer_id = answer_id(self.context.request.kind, self.context.request_id)
         self.merge = StreamMerge(self._answer_id)
         self.answers: dict[int, Piece] = {}
-        self.throttle = _Throttle()
+        self.streaming: set[EngineResponse] = set()
         self.begun = False
 
     def finish(self) -> None:
@@ -247,6 +243,16 @@ class Gathering:
         body = merge_answers(pieces, self._answer_id)
         self.begun = True
         self.exchange.respond(200, body, fields=answer_fields(self.context))
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        for answer in self.streaming:
+            answer.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        for answer in self.streaming:
+            answer.resume()
 
 
 class ShareSink:
@@ -303,12 +309,12 @@ class ShareSink:
         context.answer_began()
         begin_events(gathering.context)
         gathering.begun = True
-        exchange.throttle = gathering.throttle
+        exchange.throttle = gathering
         stream = context.stream = _ShareStream(self, context, answer)
         exchange.on_close(answer.close)  # before another piece comes
+        gathering.streaming.add(answer)
         try:
-            with gathering.throttle.holding(answer):
-                await answer.relay_to(stream, client.deadlines.idle_s)
+            await answer.relay_to(stream, client.deadlines.idle_s)
             stream.finish()
         except UpstreamError as error:
             if stream.problem is not None:
@@ -319,6 +325,7 @@ class ShareSink:
             if not stream.done:
                 raise broke_off() from None
         finally:
+            gathering.streaming.discard(answer)
             context.outcome.count(stream.generated)
             stream.problem = None  # its traceback holds this frame
         if sent is not None:
@@ -332,32 +339,6 @@ class ShareSink:
         body = await self.gathering.client.read_whole(engine, answer)
         note_answer(context, body, self.gathering.metrics)
         self.gathering.answers[self.share.first] = self.share, body, context.route.cached_tokens
-
-
-class _Throttle:
-    """Passes the client's back-pressure on to every engine that streams."""
-
-    def __init__(self) -> None:
-        self._answers: set[EngineResponse] = set()
-
-    @contextmanager
-    def holding(self, answer: EngineResponse) -> Iterator[None]:
-        """Throttle `answer` too, while the context lasts."""
-        self._answers.add(answer)
-        try:
-            yield
-        finally:
-            self._answers.discard(answer)
-
-    def pause(self) -> None:
-        """The client reads too slowly."""
-        for answer in self._answers:
-            answer.pause()
-
-    def resume(self) -> None:
-        """The client caught up."""
-        for answer in self._answers:
-            answer.resume()
 
 
 class _ShareStream:
