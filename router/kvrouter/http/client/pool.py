@@ -115,7 +115,10 @@ class ClientConnection(asyncio.Protocol):
 
     def cut(self, failure: Failure, message: str) -> None:
         """Close now; an answer that is being read fails like that."""
-        self._fail(failure, message)
+        answer, self._answer = self._answer, None
+        self.abort()
+        if answer is not None:
+            answer.failed(UpstreamError(failure, message))
 
     def signs(self) -> tuple[float, float | None, int]:
         """When its engine last sent a byte; what the stream that is relayed owes, and its events.
@@ -141,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
             self.expires_at = last_s + self._expect_s
             if self.expires_at > self.loop.time():
                 return
-        self._fail(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
+        self.cut(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
 
     # -- asyncio.Protocol
 
@@ -177,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
             if data:
                 parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(Failure.ANSWER, "the answer is not HTTP/1.1")
+            self.cut(Failure.ANSWER, "the answer is not HTTP/1.1")
 
     def _take_stream_head(
         self, data: bytes, end: int, parser: httptools.HttpResponseParser
@@ -208,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
             self._keep = self._keep and not feed.overrun
             self.on_message_complete()
         elif feed.bad:
-            self._fail(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
+            self.cut(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An answer that is being read ends: well only if the connection's end is its end."""
@@ -270,12 +273,6 @@ class ClientConnection(asyncio.Protocol):
             self.on_free(self)
         else:
             self.transport.close()
-
-    def _fail(self, failure: Failure, message: str) -> None:
-        answer, self._answer = self._answer, None
-        self.abort()
-        if answer is not None:
-            answer.failed(UpstreamError(failure, message))
 
 
 @dataclass(eq=False)

@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         elif self._current.throttle is not None:
             self._current.throttle.resume()
 
-    # -- ServerChannel
+    # -- what an exchange calls
 
     def paused(self) -> bool:
         """Whether the write buffer is above its bound."""

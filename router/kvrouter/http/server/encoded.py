@@ -47,7 +47,7 @@ async def decode(exchange: Exchange) -> None:
         return
     if named not in _KNOWN:
         raise _CodingError(coding)
-    server, size, parts = exchange.channel.server, 0, list[bytes]()
+    server, size, parts = exchange.connection.server, 0, list[bytes]()
     try:
         for part in _pieces(exchange.body):
             has_room = server.count_body(len(part))

@@ -1,6 +1,5 @@
 """One HTTP request and the way to answer it. Writes to the transport at once and never blocks."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +15,7 @@ from kvrouter.http.headers import (
 )
 
 if TYPE_CHECKING:
-    from kvrouter.http.server.listener import HttpServer
+    from kvrouter.http.server.connection import Connection
 
 _SPLIT_FRAME_BYTES = 16 * 1024
 BODILESS = frozenset({204, 304})
@@ -32,19 +31,6 @@ class Throttle(Protocol):
         """The client caught up."""
 
 
-class ServerChannel(Protocol):
-    """The connection that an exchange came in on."""
-
-    transport: asyncio.Transport
-    server: "HttpServer"  # bounds bodies, knows the date
-
-    async def writable(self) -> None:
-        """Return when the write buffer is below its bound."""
-
-    def paused(self) -> bool:
-        """Whether the write buffer is above its bound."""
-
-
 @dataclass(eq=False, repr=False, slots=True)
 class Exchange:
     """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
@@ -54,7 +40,7 @@ class Exchange:
     was started but not ended when the handler returns is cut off, so that the client sees it.
     """
 
-    channel: ServerChannel
+    connection: "Connection"  # that it came in on
     method: str  # as sent, upper case
     path: str  # as sent, not percent-decoded, without the query and a slash at its end
     query: str
@@ -105,13 +91,13 @@ class Exchange:
             return
         head = b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
             status_line(status),
-            self.channel.server.date(),
+            self.connection.server.date(),
             fields,
             content_type.encode("latin-1"),
             len(body),
             self._connection_line(),
         )
-        self.channel.transport.write(head if self._muted else head + body)
+        self.connection.transport.write(head if self._muted else head + body)
 
     def start(
         self, status: int, headers: Headers = (), *, fields: bytes = b"", hold: bool = False
@@ -133,7 +119,7 @@ class Exchange:
             self.keep_alive = False
         head = b"%b%b%b%b%b\r\n" % (
             status_line(status),
-            self.channel.server.date(),
+            self.connection.server.date(),
             lines,
             fields,
             self._connection_line(),
@@ -141,13 +127,13 @@ class Exchange:
         if hold:
             self._held = head
         else:
-            self.channel.transport.write(head)
+            self.connection.transport.write(head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body. Never blocks: see `paused`, `throttle` and `drain`."""
         if self.closed or self._muted or not data:
             return
-        transport = self.channel.transport
+        transport = self.connection.transport
         if self._held:
             self._release()
         if not self._chunked:
@@ -163,7 +149,7 @@ class Exchange:
         """Sends chunk frames as they are, after `start`; None if this client takes none."""
         if not self._chunked or self._muted or self.closed:
             return None
-        return self._write_held if self._held else self.channel.transport.write
+        return self._write_held if self._held else self.connection.transport.write
 
     def end(self) -> None:
         """The body is whole. A second call does nothing."""
@@ -174,16 +160,16 @@ class Exchange:
         if self._held and not self.closed:
             self._release()
         if self._chunked and not self.closed and not self._muted:
-            self.channel.transport.write(LAST_CHUNK)
+            self.connection.transport.write(LAST_CHUNK)
 
     @property
     def paused(self) -> bool:
         """Whether the client reads too slowly for what was written so far."""
-        return self.channel.paused()
+        return self.connection.paused()
 
     async def drain(self) -> None:
         """Return when the write buffer is below its bound; cancelled when the client leaves."""
-        await self.channel.writable()
+        await self.connection.writable()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client leaves before the answer's end; now if it has left."""
@@ -197,7 +183,7 @@ class Exchange:
         self.keep_alive = False
         self.ended = True
         self.throttle = None
-        self.channel.transport.close()
+        self.connection.transport.close()
 
     def lost(self) -> None:
         """The connection is gone: for the connection to call."""
@@ -211,12 +197,12 @@ class Exchange:
 
     def _release(self) -> None:
         held, self._held = self._held, b""
-        self.channel.transport.write(held)
+        self.connection.transport.write(held)
 
     def _write_held(self, data: bytes) -> None:
         held, self._held = self._held, b""
         if not self.closed:
-            self.channel.transport.write(held + data)
+            self.connection.transport.write(held + data)
 
     def _begin(self, status: int) -> None:
         if self.started:
