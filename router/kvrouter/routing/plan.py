@@ -92,11 +92,6 @@ class Plan:
     work_s: float = 0.0  # that the engine which computes the prompt may take; 0: not estimated
     predicted_s: float = 0.0  # from its arrival until the prompt is computed; 0: not predicted
 
-    @property
-    def lacks_prefill(self) -> bool:
-        """Whether the prompt would have a prefill leg if an engine were there to do it."""
-        return self.why is Why.NO_PREFILL_ENGINE
-
 
 def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
     """What speaks for a decode engine that a policy chose, for a metric's label.
@@ -159,7 +154,7 @@ def missing_tokens(inputs: RouteInputs, decode: Engine) -> int:
     block_tokens = inputs.block_tokens
     if not inputs.exact or not block_tokens:
         return inputs.prompt_tokens
-    usable = (inputs.prompt_tokens - 1) // block_tokens
+    usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not inputs.matches and not inputs.store_blocks:
         return usable * block_tokens
     return usable * block_tokens - held_tokens(inputs, decode)[1]

@@ -22,7 +22,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import Handoff, LegOrder, PendingKv
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import LegReservations, Plan, RouteInputs, loaders
+from kvrouter.routing.plan import LegReservations, Plan, RouteInputs, Why, loaders
 from kvrouter.serving.legs.failures import LegFailed, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
 from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens
@@ -173,7 +173,7 @@ class Orchestrator:
         Raises:
             ApiError: 429: it is too much.
         """
-        if plan.lacks_prefill and self.pool.has_role(Role.PREFILL, context.model):
+        if plan.why is Why.NO_PREFILL_ENGINE and self.pool.has_role(Role.PREFILL, context.model):
             self.prefill_phase.recompute(context, plan.missing_tokens)
 
     async def _decode(

@@ -129,10 +129,9 @@ class Route:
         """Prompt tokens that the prefill engine found cached; None if it was not asked."""
         return self.handoff.cached_tokens if self.handoff is not None else None
 
-    def follow(self, plan: Plan) -> Plan:
-        """The legs run as `plan` says from now on; returns it."""
+    def follow(self, plan: Plan) -> None:
+        """The legs run as `plan` says from now on."""
         self.plan = plan
-        return plan
 
     def reserve(self, reservations: LegReservations) -> None:
         """The load of the legs is counted there."""

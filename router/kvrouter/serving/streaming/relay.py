@@ -140,8 +140,16 @@ class Relay:
         return writer if untouched else self._pass_frames
 
     def write(self, data: bytes) -> None:
-        """Pass on a piece that goes without its frames."""
-        self._pass_events(data)
+        """Take a piece without its frames: pass on what is whole of the stream, hold the rest."""
+        self._begun = True
+        events = self._buffer.take(data)
+        if len(self._buffer) > MAX_EVENT_BYTES:  # no event, whatever it is
+            events += self._buffer.rest()
+            self._split = True
+        if events:
+            if self._content is not None and CONTENT.search(events):
+                self._begin()
+            self._exchange.write(self._tidy(events))
 
     async def run(self, idle_s: float, *, end: bool = True) -> None:
         """Relay to the end of the answer, which must not stop for longer than `idle_s` seconds.
@@ -179,19 +187,7 @@ class Relay:
             self._exchange.end()
 
     def _pass_frames(self, frames: bytes) -> None:
-        self._pass_events(unchunk(frames))
-
-    def _pass_events(self, data: bytes) -> None:
-        """Pass on what is whole of the stream so far, and hold the rest."""
-        self._begun = True
-        events = self._buffer.take(data)
-        if len(self._buffer) > MAX_EVENT_BYTES:  # no event, whatever it is
-            events += self._buffer.rest()
-            self._split = True
-        if events:
-            if self._content is not None and CONTENT.search(events):
-                self._begin()
-            self._exchange.write(self._tidy(events))
+        self.write(unchunk(frames))
 
     def _begin(self) -> None:
         """There is content: tell it once, count gaps, look only for what may have to be tidied."""
