@@ -196,7 +196,6 @@ def test_the_records_of_a_request_have_one_writer() -> None:
 LIFE_CYCLE = {"close", "release", "run", "shutdown", "start", "stop"}
 SHARED_NAMES = {
     "kvrouter/access": {"follow"},
-    "kvrouter/http": {"add"},
     "kvrouter/prefix": {"current", "forget", "match", "use", "wait"},
     "kvrouter/telemetry": {"family"},
     "kvrouter_store/connectors": {"begin", "lookup", "of", "put", "take"},

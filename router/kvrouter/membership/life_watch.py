@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.life import Lives
     from kvrouter.engines.pool import Cause, EnginePool
-    from kvrouter.http.client.open_connections import OpenConnections
-    from kvrouter.http.client.pool import ClientConnection
+    from kvrouter.http.client.pool import ClientConnection, ConnectionPool
     from kvrouter.membership.probe_client import ProbeClient
 
     Streams = dict[ClientConnection, tuple[float, int]]
@@ -52,7 +51,7 @@ class LifeWatch:
     lives: Lives
     client: ProbeClient  # asks engines for their counters
     families: Families  # know how to try a core
-    connections: Callable[[Engine], OpenConnections]  # all connections to a target
+    connections: Callable[[Engine], ConnectionPool]  # all connections to a target
     # When a target last sent KV events, on the clock of `lives`; None: never.
     events_s: Callable[[Engine], float | None]
 

@@ -100,6 +100,7 @@ async def fail(here: Site, engine: PdEngine, case: Case) -> None:
         found = here.app.core.pool.find(engine.address)
         assert found is not None
         found.host = "255.255.255.255"  # no network leads there
+        here.app.core.client.forget(found)  # which may know where it was
     else:
         engine.mode = case.mode
         engine.says = case.says or engine.says

@@ -49,6 +49,7 @@ async def test_a_prefill_engine_that_cannot_be_reached_costs_its_request_nothing
     gone = here.app.core.pool.find(here.prefill[0].address)
     assert gone is not None
     gone.host = "255.255.255.255"  # no network leads there
+    here.app.core.client.forget(gone)  # which may know where it was
     for _ in range(4):
         assert (await here.post(text()))[0] == 200
     assert len(here.prefill[1].requests) == 4

@@ -1,11 +1,11 @@
-"""A pool of kept connections to one engine: each takes a request out and its answer in, one by one.
+"""All connections to one engine, kept between requests: each takes one request at a time.
 
 Retries only after a connection that had gone stale.
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import cast
@@ -13,14 +13,13 @@ from typing import cast
 import httptools
 
 from kvrouter._native import StreamFeed
-from kvrouter.http.client.open_connections import OpenConnections
 from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.deadlines import NEVER, DeadlineTimer
 from kvrouter.http.failure import Failure
 from kvrouter_store.connection.keep_alive import keep_alive
 from kvrouter_store.system_errors import is_ours
 
-__all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "OpenConnections", "UpstreamError"]
+__all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "UpstreamError"]
 
 _KEEP_S = 4.0  # uvicorn, which vLLM's server is, closes an idle connection after 5 s
 _MAX_IDLE = 1024
@@ -277,25 +276,29 @@ class ClientConnection(asyncio.Protocol):
 
 @dataclass(eq=False)
 class ConnectionPool:
-    """Connections to one engine, kept between requests. Its owner must `close` it.
+    """Connections to one engine, idle and in use, which it iterates. Its owner must `close` it.
 
     Calls of `send` may run at the same time, each on its own connection: the requests in flight
     bound the number of connections.
 
     Attributes:
-        open_connections: the engine's, shared by all pools that ever lead to it; else its own.
-        tls: certificates to trust; the engine's must name `host`. None: connections are plain.
+        tls: tells which certificates to trust; the engine's must name `host`. None: it is plain.
+        cut_off: why none may be made any more; "": they may.
     """
 
     host: str  # name or address
     port: int  # TCP port
     timer: DeadlineTimer  # checks the deadlines
-    open_connections: OpenConnections = field(default_factory=OpenConnections)
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    cut_off: str = ""
 
     def __post_init__(self) -> None:
+        self._open: set[ClientConnection] = set()
         self._idle: list[ClientConnection] = []
         self._closed = False
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._open)
 
     @property
     def idle(self) -> int:
@@ -350,11 +353,20 @@ class ConnectionPool:
                 return answer
 
     def close(self) -> None:
-        """Close idle connections; those in use close when their answers end."""
+        """Close idle connections; those in use close when their answers end. `send` reopens it."""
         self._closed = True
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.abort()
+
+    def cut(self, failure: Failure, why: str) -> None:
+        """Cut all connections off for good, and those that are being made.
+
+        An answer that is being read fails with `failure`, a request that was not sent as refused.
+        """
+        self.cut_off = why
+        for connection in list(self._open):
+            connection.cut(failure, why)
 
     def _take(self) -> ClientConnection | None:
         while self._idle:
@@ -364,14 +376,14 @@ class ConnectionPool:
         return None
 
     async def _connect(self, deadlines: Deadlines) -> ClientConnection:
-        loop = asyncio.get_running_loop()
+        loop, self._closed = asyncio.get_running_loop(), False
         try:
             async with asyncio.timeout(deadlines.connect_s):
                 transport, connection = await loop.create_connection(
                     lambda: ClientConnection(loop, on_free=self._keep, on_gone=self._gone),
                     self.host,
                     self.port,
-                    ssl=self.tls,
+                    ssl=self.tls(),
                 )
         except TimeoutError:
             message = f"no connection within {deadlines.connect_s:g} s"
@@ -382,8 +394,10 @@ class ConnectionPool:
             failure = Failure.LOCAL if is_ours(error) else Failure.CONNECT
             raise UpstreamError(failure, f"no connection: {error.strerror}") from None
         keep_alive(transport.get_extra_info("socket"))
-        if not self.open_connections.add(connection):
-            raise UpstreamError(Failure.REFUSED, self.open_connections.cut_off)
+        if self.cut_off:
+            connection.abort()
+            raise UpstreamError(Failure.REFUSED, self.cut_off)
+        self._open.add(connection)
         self.timer.add(connection)
         return connection
 
@@ -396,7 +410,7 @@ class ConnectionPool:
 
     def _gone(self, connection: ClientConnection) -> None:
         self.timer.discard(connection)
-        self.open_connections.discard(connection)
+        self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv, Rendezvous
-from kvrouter.http.client.pool import (
-    ConnectionPool,
-    Deadlines,
-    EngineResponse,
-    OpenConnections,
-    UpstreamError,
-)
+from kvrouter.http.client.pool import ConnectionPool, Deadlines, EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
 from kvrouter.openai.response import is_json
@@ -79,8 +73,7 @@ class EngineClient(Judge):
 
     timer: DeadlineTimer  # checks deadlines
     trust: Trust  # certificates to trust for engines that are reached by HTTPS
-    _connections: dict[Engine, ConnectionPool] = field(default_factory=dict, init=False)
-    _open: dict[Engine, OpenConnections] = field(default_factory=dict, init=False)
+    _pools: dict[Engine, ConnectionPool] = field(default_factory=dict, init=False)
 
     async def ask(  # noqa: PLR0917
         self,
@@ -149,33 +142,40 @@ class EngineClient(Judge):
             raise self.failed(engine, long, leg)
         return body
 
-    def engine_left(self, engine: Engine) -> None:
-        """Close its idle connections; those in use end with their legs."""
-        connections = self._connections.pop(engine, None)
-        if connections is not None:
-            connections.close()
-
-    def forget(self, engine: Engine) -> None:
-        """`engine` is removed for good; legs that still run on it break off."""
-        self.engine_left(engine)
-        connections = self._open.pop(engine, None)
-        if connections is not None and engine.requests:
-            connections.cut(Failure.BROKEN, "the engine was removed")
-
-    def connections(self, engine: Engine) -> OpenConnections:
+    def connections(self, engine: Engine) -> ConnectionPool:
         """All connections to `engine`."""
-        return self._open.setdefault(engine, OpenConnections())
+        pool = self._pools.get(engine)
+        if pool is None:
+            pool = self._pools[engine] = ConnectionPool(
+                engine.host,
+                engine.port,
+                self.timer,
+                tls=lambda: self.trust.context if engine.server.tls else None,
+            )
+        return pool
 
     def engine_joined(self, engine: Engine) -> None:
         """It is reached again if it was cut off."""
         if self.connections(engine).cut_off:
-            self.engine_left(engine)
-            del self._open[engine]
+            self._pools.pop(engine).close()
+
+    def engine_left(self, engine: Engine) -> None:
+        """Close its idle connections; those in use end with their legs."""
+        if engine in self._pools:
+            self._pools[engine].close()
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` is removed for good; legs that still run on it break off."""
+        pool = self._pools.pop(engine, None)
+        if pool is not None:
+            pool.close()
+            if engine.requests:
+                pool.cut(Failure.BROKEN, "the engine was removed")
 
     def close(self) -> None:
         """Close every idle connection."""
-        for engine in list(self._connections):
-            self.engine_left(engine)
+        for pool in self._pools.values():
+            pool.close()
 
     def send(
         self,
@@ -191,19 +191,9 @@ class EngineClient(Judge):
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
         fields = self.worker_keys.shown(engine.server.address, fields)
-        connections = self._connections.get(engine)
-        if connections is None:
-            connections = self._connections[engine] = ConnectionPool(
-                engine.host,
-                engine.port,
-                self.timer,
-                open_connections=self.connections(engine),
-                tls=self.trust.context if engine.server.tls else None,
-            )
+        pool = self._pools.get(engine) or self.connections(engine)
         method = "POST" if body else "GET"
-        return connections.send(
-            method, path, fields=fields, body=(body,), deadlines=deadlines, once=once
-        )
+        return pool.send(method, path, fields=fields, body=(body,), deadlines=deadlines, once=once)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

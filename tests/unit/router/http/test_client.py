@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.patience import every, taken, until_still
 
-from kvrouter.http.client.pool import ConnectionPool, Deadlines, OpenConnections, UpstreamError
+from kvrouter.http.client.pool import ConnectionPool, Deadlines, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import unchunk
@@ -83,9 +83,7 @@ async def start(timer: DeadlineTimer) -> AsyncIterator[Start]:
     pools: list[ConnectionPool] = []
     peers: list[Peer] = []
 
-    async def begin(
-        *scripts: Script, open_connections: OpenConnections | None = None
-    ) -> tuple[ConnectionPool, list[Peer]]:
+    async def begin(*scripts: Script) -> tuple[ConnectionPool, list[Peer]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = Peer(reader, writer)
             peers.append(peer)
@@ -97,9 +95,7 @@ async def start(timer: DeadlineTimer) -> AsyncIterator[Start]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         servers.append(server)
         port = server.sockets[0].getsockname()[1]
-        pool = ConnectionPool(
-            "127.0.0.1", port, timer, open_connections=open_connections or OpenConnections()
-        )
+        pool = ConnectionPool("127.0.0.1", port, timer)
         pools.append(pool)
         return pool, peers
 
@@ -193,15 +189,14 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(start: Start) -> 
 
 
 async def test_requests_that_run_or_connect_when_connections_are_cut_fail(start: Start) -> None:
-    connections = OpenConnections()
-    pool, peers = await start(hangs, open_connections=connections)
+    pool, peers = await start(hangs)
     asked = [pool.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(2)]
     first = asyncio.create_task(asked[0])
     while not peers:
         await asyncio.sleep(0)
     second = asyncio.create_task(asked[1])
     await asyncio.sleep(0)  # it connects
-    connections.cut(Failure.DEAD, "the engine was removed")
+    pool.cut(Failure.DEAD, "the engine was removed")
     for task, failure in ((first, Failure.DEAD), (second, Failure.REFUSED)):
         with pytest.raises(UpstreamError, match="removed") as caught:
             await task

@@ -57,7 +57,7 @@ class Engines:
         self, port: int, host: str = "127.0.0.1", ca_file: str | None = None
     ) -> ConnectionPool:
         context = client_context(self.authority.ca_file if ca_file is None else ca_file)
-        made = ConnectionPool(host, port, self.watch, tls=context)
+        made = ConnectionPool(host, port, self.watch, tls=lambda: context)
         self.pools.append(made)
         return made
 

@@ -82,7 +82,7 @@ class Place:
 
     def pool(self, port: int) -> ConnectionPool:
         context = client_context(self.authority.ca_file) if self.tls else None
-        return ConnectionPool("127.0.0.1", port, self.watch, tls=context)
+        return ConnectionPool("127.0.0.1", port, self.watch, tls=lambda: context)
 
 
 @pytest_asyncio.fixture(params=[False, True], ids=["plain", "tls"])

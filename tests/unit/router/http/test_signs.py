@@ -5,7 +5,7 @@ from time import monotonic
 
 from tests.unit.router.http.test_client import CHUNKED, LATER, Sink
 
-from kvrouter.http.client.pool import ConnectionPool, OpenConnections
+from kvrouter.http.client.pool import ConnectionPool
 from kvrouter.http.deadlines import NEVER, DeadlineTimer
 
 EVENT, COMMENT = b"a\r\ndata: {}\n\n\r\n", b"5\r\n: a\n\n\r\n"
@@ -23,13 +23,12 @@ async def test_connections_know_what_their_engine_last_gave() -> None:
         writer.close()
 
     server, timer = await asyncio.start_server(speak, "127.0.0.1", 0), DeadlineTimer(loop(), 0.05)
-    connections = OpenConnections()
     port = server.sockets[0].getsockname()[1]
-    pool = ConnectionPool("127.0.0.1", port, timer, open_connections=connections)
+    pool = ConnectionPool("127.0.0.1", port, timer)
     before_s = monotonic() - 0.01  # the loop's clock is coarser
     answer = await pool.send("POST", "/", deadlines=LATER)
     await answer.first_event(5, lambda comments: None)
-    (connection,) = connections
+    (connection,) = pool
     head_s, owes, _ = connection.signs()
     assert before_s < head_s < monotonic() + 0.01
     assert owes is None  # no stream is relayed yet

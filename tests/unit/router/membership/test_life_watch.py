@@ -1,5 +1,6 @@
 """The watch over engines, by a clock that the tests turn."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,8 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import Families
 from kvrouter.engines.life import LifeLimits, Lives
 from kvrouter.engines.pool import EnginePool
-from kvrouter.http.client.open_connections import OpenConnections
+from kvrouter.http.client.pool import ConnectionPool
+from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.membership.life_watch import LifeWatch, tokens_counted
 from kvrouter.membership.probe_client import ProbeClient
 
@@ -24,17 +26,21 @@ class Place:
         self.clock = clock
         self.pool = EnginePool(clock)
         self.engine = joined(self.pool, address, Role.BOTH)
-        self.opened: dict[Engine, OpenConnections] = {}
+        self.opened: dict[Engine, ConnectionPool] = {}
         self.event_s: float | None = None
         self.watch = LifeWatch(
             pool=self.pool,
             lives=Lives(clock, LifeLimits()),
             client=ProbeClient(),
             families=Families(),
-            connections=lambda target: self.opened.setdefault(target, OpenConnections()),
+            connections=self._connections,
             events_s=lambda _: self.event_s,
         )
         self.pulse = self.watch.lives.pulse(self.engine)
+
+    def _connections(self, target: Engine) -> ConnectionPool:
+        timer = DeadlineTimer(asyncio.get_running_loop(), 1)
+        return self.opened.setdefault(target, ConnectionPool(target.host, target.port, timer))
 
     def pass_s(self, seconds: float) -> None:
         self.pulse.missed += 1
