@@ -16,7 +16,6 @@ from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.http.server import encoded
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
-from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.request import UNREAD, Request, parse, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.failures import Refused
@@ -293,10 +292,10 @@ class RequestHandler:
         exchange.respond(error.status, body, headers=error.headers(), fields=fields)
 
     def _answer_refused(self, context: RequestContext, refused: Refused) -> None:
-        exchange, status, body = context.exchange, refused.words.status, refused.words.body or b""
+        exchange, status = context.exchange, refused.words.status
         context.outcome.end("refused" if status < 500 else "error")
         if exchange.started:
-            self._end_stream(context, status, refusal_events(status, body, exchange.path))
+            self._end_stream(context, status, refused.events(exchange.path))
         else:
             refused.respond(exchange, answer_fields(context))
 

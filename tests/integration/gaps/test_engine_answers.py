@@ -10,11 +10,11 @@ import pytest
 from tests.integration.gaps.meter import MOST_S
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.response import tidy_answer, tidy_events
 from kvrouter.openai.sse import MAX_EVENT_BYTES, event
 from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import TokenSource
+from kvrouter.serving.legs.failures import Refused, Words
 from kvrouter.serving.legs.verdict import GaveUp, look
 
 TRANSFER = b'"kv_transfer_params":{}'
@@ -55,7 +55,7 @@ def looked(body: bytes) -> None:
 READERS: dict[str, Callable[[bytes], Any]] = {
     "tidied": lambda body: tidy_answer(body, 5),
     "looked at": lambda body: looked(body.replace(b"choices", b"others")),
-    "a refusal": lambda body: refusal_events(400, body),
+    "a refusal": lambda body: Refused(Words(400, body), Role.DECODE).events(),
     "token ids": lambda body: SentTokens().rewrite_answer(body),
 }
 STREAMS: dict[str, Callable[[bytes], Any]] = {

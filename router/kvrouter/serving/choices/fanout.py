@@ -17,7 +17,6 @@ from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
-from kvrouter.openai.late_refusal import refusal_events
 from kvrouter.openai.response import finish_reason, generated_tokens, prompt_usage
 from kvrouter.serving.choices.merge import (
     BadShare,
@@ -194,7 +193,7 @@ def _as_events(error: Exception) -> bytes:
     if isinstance(error, ApiError):
         return sse.error_events(error)
     if isinstance(error, Refused):
-        return refusal_events(error.words.status, error.words.body or b"")
+        return error.events()
     payload = error.payload if isinstance(error, ShareError) else b""
     return sse.last_events(payload) if payload else sse.error_events(_unusable(error))
 

@@ -10,10 +10,15 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import orjson
+
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.errors import ApiError
+from kvrouter.errors import ApiError, speaks_anthropic
+from kvrouter.http.bounded_json import bounded
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import JSON
+from kvrouter.openai.endpoints import RESPONSES
+from kvrouter.openai.sse import error_events, last_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -267,6 +272,23 @@ class Refused(Exception):
             fields += b"retry-after: %d\r\n" % words.retry_after_s
         kind = words.content_type
         exchange.respond(words.status, words.body or b"", content_type=kind, fields=fields)
+
+    def events(self, path: str = "") -> bytes:
+        """What ends a stream to `path` that has begun already, with comments.
+
+        It keeps the engine's own JSON where clients of that endpoint read it in a stream.
+        """
+        status = self.words.status
+        error = ApiError(status, f"The engine answers {status}.")
+        try:
+            told = orjson.loads(bounded(self.words.body or b""))
+            given = told["error"]
+            error.message = str(given["message"])
+            error.param, error.code = given.get("param"), given.get("code") or status
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return error_events(error, path)
+        foreign = told.get("type") != "error" if speaks_anthropic(path) else path == RESPONSES
+        return error_events(error, path) if foreign else last_events(orjson.dumps(told), path)
 
 
 class Attempts:
