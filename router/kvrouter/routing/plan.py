@@ -119,23 +119,19 @@ def cut_off(inputs: RouteInputs, engine: Engine) -> bool:
     return uses_store(engine.family) and engine.node in inputs.away
 
 
-def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
-    """Leading tokens of the prompt that `engine` holds, and that it holds or could load."""
+def held_tokens(inputs: RouteInputs, engine: Engine, guessed_blocks: int = 0) -> int:
+    """Leading tokens of the prompt that `engine` holds, could load, or is guessed to hold."""
     usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
-    own = min(inputs.matches.get(engine, 0), usable)
     stored = inputs.store_blocks.get(engine.manifest or "", 0)
-    return own * inputs.block_tokens, min(max(own, stored), usable) * inputs.block_tokens
+    blocks = max(inputs.matches.get(engine, 0), stored, guessed_blocks)
+    return min(blocks, usable) * inputs.block_tokens
 
 
 def computed_tokens(inputs: RouteInputs, engine: Engine) -> int:
     """Tokens of the prompt that `engine` would have to compute; guesses count as held."""
     if not (inputs.matches or inputs.guesses or inputs.store_blocks):
         return inputs.prompt_tokens
-    guessed = min(
-        inputs.guesses.get(engine, 0), usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
-    )
-    held = max(held_tokens(inputs, engine)[1], guessed * inputs.block_tokens)
-    return inputs.prompt_tokens - held
+    return inputs.prompt_tokens - held_tokens(inputs, engine, inputs.guesses.get(engine, 0))
 
 
 def usable_blocks(prompt_tokens: int, block_tokens: int) -> int:
@@ -157,7 +153,7 @@ def missing_tokens(inputs: RouteInputs, decode: Engine) -> int:
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not inputs.matches and not inputs.store_blocks:
         return usable * block_tokens
-    return usable * block_tokens - held_tokens(inputs, decode)[1]
+    return usable * block_tokens - held_tokens(inputs, decode)
 
 
 def work_ms(computed_tokens: int, held_tokens: int) -> float:

@@ -53,7 +53,7 @@ def test_what_the_engine_holds_and_what_it_could_load_is_not_missing() -> None:
         matches={decode: 1},
         store_blocks={"d": 4, "other": 6},
     )
-    assert held_tokens(inputs, decode) == (16, 64)
+    assert held_tokens(inputs, decode) == 64
     assert missing_tokens(inputs, decode) == 96 - 64
 
 
@@ -76,7 +76,7 @@ def test_a_prefill_engine_computes_what_it_neither_holds_nor_loads_nor_is_guesse
 def test_a_match_beyond_the_usable_blocks_counts_only_up_to_them() -> None:
     decode = engine(1)
     inputs = RouteInputs(32, [decode], exact=True, block_tokens=16, matches={decode: 2})
-    assert held_tokens(inputs, decode) == (16, 16)
+    assert held_tokens(inputs, decode) == 16
     assert missing_tokens(inputs, decode) == 0
 
 

@@ -1,5 +1,6 @@
 """The contract that every policy keeps, and what is particular to each."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -242,7 +243,8 @@ def test_prefix_counts_blocks_in_the_store_as_cheap_but_not_free() -> None:
 
 def cost(request: RouteInputs, engine: Engine) -> float:
     """The definition: the load, plus tokens to compute, plus LOAD_COST of those to load."""
-    own, reachable = held_tokens(request, engine)
+    reachable = held_tokens(request, engine)
+    own = held_tokens(replace(request, store_blocks={}), engine)
     load: float = engine.tokens
     if not (request.prefill and request.split):  # it computes the prompt itself
         load = engine.computing_tokens + DECODE_COST * engine.tokens
