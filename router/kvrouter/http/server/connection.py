@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             return
         elif self._waits:
-            self._crowd_out()
+            self.give_way()
         elif self._reader.phase in (Phase.HEAD, Phase.BODY):
             self._deny(RequestRefusal(408, "the request did not arrive in time"))
         else:
@@ -249,7 +249,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def give_way(self) -> None:
-        """Close, for others need its place: the answer to what it may send is a 503."""
+        """Close, for there is no place for it: the answer to what it may send is a 503."""
+        self._waits = False
         self._deny(_CROWDED)
 
     def cut_off(self) -> None:
@@ -276,11 +277,7 @@ class Connection(asyncio.Protocol):
         self._held.append(data)
         self._held_bytes += len(data)
         if not self.take_place() and self._held_bytes > self._limits.pipelined_bytes:
-            self._crowd_out()
-
-    def _crowd_out(self) -> None:
-        self._waits = False
-        self._deny(_CROWDED)
+            self.give_way()
 
     def _feed(self, data: bytes) -> None:
         refusal = self._reader.feed(data)

@@ -135,7 +135,7 @@ class Exchange:
             return
         transport = self.connection.transport
         if self._held:
-            self._release()
+            self._write_held(b"")
         if not self._chunked:
             transport.write(data)
         elif len(data) < _SPLIT_FRAME_BYTES:
@@ -158,7 +158,7 @@ class Exchange:
         self.ended = True
         self.throttle = None
         if self._held and not self.closed:
-            self._release()
+            self._write_held(b"")
         if self._chunked and not self.closed and not self._muted:
             self.connection.transport.write(LAST_CHUNK)
 
@@ -195,11 +195,8 @@ class Exchange:
         for callback in callbacks:
             callback()
 
-    def _release(self) -> None:
-        held, self._held = self._held, b""
-        self.connection.transport.write(held)
-
     def _write_held(self, data: bytes) -> None:
+        """Send the head that was held, and with it `data`."""
         held, self._held = self._held, b""
         if not self.closed:
             self.connection.transport.write(held + data)
