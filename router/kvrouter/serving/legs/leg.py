@@ -22,7 +22,7 @@ from kvrouter.serving.request.context import with_context, with_own_id, without_
 from kvrouter.serving.request.trace_attributes import end_decode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from kvrouter.credentials.tls import Trust
     from kvrouter.engines.families import Families
@@ -306,9 +306,8 @@ class Legs:
         span, fields = context.begin_leg("kvrouter.decode", engine)
         answer: EngineResponse | None = None
         try:
-            comments = partial(sink.comments, context)
             answer = await self._ask_decode(
-                context, engine, fields, pending, rendezvous, comments=comments
+                context, sink, engine, fields, pending=pending, rendezvous=rendezvous
             )
             context.resources.unpin()
             if request.stream:
@@ -332,12 +331,12 @@ class Legs:
     async def _ask_decode(
         self,
         context: RequestContext,
+        sink: ResponseSink,
         engine: Engine,
         fields: bytes,
+        *,
         pending: PendingKv | None,
         rendezvous: Rendezvous | None,
-        *,
-        comments: Callable[[bytes], None],
     ) -> EngineResponse:
         """The answer: its events have begun, or it will come whole if it is no stream."""
         request, handoff, client = context.request, context.route.handoff, self.client
@@ -364,7 +363,7 @@ class Legs:
             if not content_type.startswith("text/event-stream"):
                 await client.read_whole(engine, answer)
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
-            await answer.first_event(deadlines.first_byte_s, comments)
+            await answer.first_event(deadlines.first_byte_s, partial(sink.comments, context))
             check_begun(answer)
         except UpstreamError as error:
             answer.close()

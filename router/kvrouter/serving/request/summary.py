@@ -60,13 +60,11 @@ def usage_of(context: RequestContext) -> Usage:
     own count, which is an estimate where it does not know the token ids. If both counted what was
     cached, the prefill engine: to the other one all that it loads is cached.
     """
-    outcome, handoff = context.outcome, context.route.handoff
-    prompt, cached = outcome.prompt_tokens, context.route.cached_tokens
+    outcome, cached = context.outcome, context.route.cached_tokens
+    prompt = outcome.prompt_tokens
     if prompt is None and not context.timing.first_s:
         return Usage(0, 0, outcome.generated)
-    if prompt is None and handoff is not None:
-        prompt = handoff.prompt_tokens
     if prompt is None:
-        prompt = context.request.prompt_tokens
+        prompt = prompt_tokens(context)
     cached = outcome.cached_tokens if cached is None else cached
     return Usage(prompt, min(cached, prompt), outcome.generated)
