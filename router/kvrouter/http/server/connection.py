@@ -178,7 +178,6 @@ class Connection(asyncio.Protocol):
             path=path,
             query=query,
             headers=headers,
-            body=b"",
             peer=self._peer,
             keep_alive=keep_alive,
             http_1_1=http_1_1,
@@ -400,18 +399,9 @@ class Connection(asyncio.Protocol):
 
     def _deny(self, refusal: RequestRefusal) -> None:
         """Answer a request that became no exchange, and close."""
-        exchange = Exchange(
-            self,
-            method="",
-            path="",
-            query="",
-            headers={},
-            body=b"",
-            peer=self._peer,
-            keep_alive=False,
-            http_1_1=True,
-            added=self._incoming.added if self._incoming is not None else b"",
-        )
+        exchange = Exchange(self, headers={})
+        if self._incoming is not None:
+            exchange.added = self._incoming.added
         error = ApiError(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
         exchange.respond(error.status, error.body(), headers=error.headers())
         self._linger()

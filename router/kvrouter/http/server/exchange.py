@@ -41,14 +41,14 @@ class Exchange:
     """
 
     connection: "Connection"  # that it came in on
-    method: str  # as sent, upper case
-    path: str  # as sent, not percent-decoded, without the query and a slash at its end
-    query: str
     headers: dict[str, str]  # names in lower case; a repeated header is joined with ", "
-    body: bytes  # the whole body; empty until it is there
-    peer: str  # address of the client, "host:port"
-    keep_alive: bool
-    http_1_1: bool
+    method: str = ""  # as sent, upper case; empty if the request broke before it was parsed
+    path: str = ""  # as sent, not percent-decoded, without the query and a slash at its end
+    query: str = ""
+    body: bytes = b""  # the whole body; empty until it is there
+    peer: str = ""  # address of the client, "host:port"
+    keep_alive: bool = False
+    http_1_1: bool = True
     closed: bool = False
     started: bool = False
     ended: bool = False
