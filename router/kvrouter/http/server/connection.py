@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         keep_alive: bool,
         http_1_1: bool,
     ) -> None:
-        """The head of a request is whole."""
+        """The head of a request is whole: for the reader to call."""
         self._head_checked = False
         self._incoming = Exchange(
             self,
@@ -186,7 +186,10 @@ class Connection(asyncio.Protocol):
             self._incoming.added = self.server.cors.fields(path, headers)
 
     def complete(self, body: bytes) -> bool:
-        """The request is whole: serve it, or queue it behind the current one."""
+        """The request is whole: serve it, or queue it behind the current one.
+
+        False: the reader is to read nothing more.
+        """
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
         exchange.body = body

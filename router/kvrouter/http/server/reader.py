@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import httptools
 
 from kvrouter._native import HeaderFields
 from kvrouter.http.server.limits import Limits
+
+if TYPE_CHECKING:
+    from kvrouter.http.server.connection import Connection
 
 _VERSIONS = ("1.1", "1.0")
 _HOST = re.compile(r"[\w.~!$&'()*+,;=:%\[\]-]*", re.ASCII)  # RFC 3986 3.2.2, and a port
@@ -35,25 +38,6 @@ class RequestRefusal(NamedTuple):
     retry_after_s: int | None = None
 
 
-class Requests(Protocol):
-    """Takes the requests that a `Reader` finds, in order."""
-
-    def begin(
-        self,
-        *,
-        method: str,
-        path: str,
-        query: str,
-        headers: dict[str, str],
-        keep_alive: bool,
-        http_1_1: bool,
-    ) -> None:
-        """A head is whole."""
-
-    def complete(self, body: bytes) -> bool:
-        """The body of the last head is whole. False: nothing more is read."""
-
-
 class _StopError(Exception):
     """Raised through llhttp to stop it."""
 
@@ -63,7 +47,7 @@ class Reader:
     """Finds the requests in what one client sends."""
 
     limits: Limits  # what is accepted
-    requests: Requests  # takes heads and bodies, from within `feed`
+    connection: "Connection"  # takes heads and bodies, in order, from within `feed`
     phase: Phase = Phase.IDLE  # what the next bytes belong to; STOPPED: they are dropped
     body_bytes: int = 0  # what has come of the present body
     on_header: Callable[[bytes, bytes], None] = field(init=False)
@@ -111,7 +95,7 @@ class Reader:
     def close(self) -> None:
         """The connection is gone. Breaks the cycle with the parser, which holds methods of this."""
         self.stop()
-        del self._parser, self.requests
+        del self._parser, self.connection
 
     # -- callbacks of llhttp; `on_header` is native
 
@@ -154,7 +138,7 @@ class Reader:
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade() and method != "CONNECT":
             self._unread = _framing(headers)
-        self.requests.begin(
+        self.connection.begin(
             method=method,
             path=path,
             query=query,
@@ -187,7 +171,7 @@ class Reader:
         self.body_bytes = 0
         self._progress = True
         self.phase = Phase.IDLE
-        if not self.requests.complete(bytes(body)):
+        if not self.connection.complete(bytes(body)):
             self.stop()
 
     # -- inside
