@@ -160,30 +160,13 @@ class Connection(asyncio.Protocol):
 
     # -- Requests
 
-    def begin(
-        self,
-        *,
-        method: str,
-        path: str,
-        query: str,
-        headers: dict[str, str],
-        keep_alive: bool,
-        http_1_1: bool,
-    ) -> None:
+    def begin(self, exchange: Exchange) -> None:
         """The head of a request is whole: for the reader to call."""
         self._head_checked = False
-        self._incoming = Exchange(
-            self,
-            method=method,
-            path=path,
-            query=query,
-            headers=headers,
-            peer=self._peer,
-            keep_alive=keep_alive,
-            http_1_1=http_1_1,
-        )
+        self._incoming = exchange
+        exchange.peer = self._peer
         if self.server.cors is not None:
-            self._incoming.added = self.server.cors.fields(path, headers)
+            exchange.added = self.server.cors.fields(exchange.path, exchange.headers)
 
     def complete(self, body: bytes) -> bool:
         """The request is whole: serve it, or queue it behind the current one.

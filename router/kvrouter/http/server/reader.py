@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import httptools
 
 from kvrouter._native import HeaderFields
+from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -138,14 +139,10 @@ class Reader:
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade() and method != "CONNECT":
             self._unread = _framing(headers)
-        self.connection.begin(
-            method=method,
-            path=path,
-            query=query,
-            headers=headers,
-            keep_alive=parser.should_keep_alive() and method != "CONNECT",
-            http_1_1=version == "1.1",
-        )
+        exchange = Exchange(self.connection, headers, method, path, query)
+        exchange.keep_alive = parser.should_keep_alive() and method != "CONNECT"
+        exchange.http_1_1 = version == "1.1"
+        self.connection.begin(exchange)
         self._check_framing(headers, version)
 
     def on_body(self, body: bytes) -> None:
