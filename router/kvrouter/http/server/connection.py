@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport = field(init=False)
     expires_at: float = NEVER
+    paused: bool = False  # whether the write buffer is above its bound
     _limits: Limits = field(init=False)
     _reader: Reader = field(init=False)
     _awaited: Phase = Phase.IDLE  # what the deadline is for, while no handler works
@@ -51,7 +52,6 @@ class Connection(asyncio.Protocol):
     _held_bytes: int = 0
     _lingers: bool = False  # whether to close only when the client has read the last answer
     _waits: bool = False  # for a place: there was none when it came
-    _paused: bool = False
     _stalled_bytes: int = 0
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _peer: str = ""
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads too slowly: throttle the answer, and start the deadline."""
-        self._paused = True
+        self.paused = True
         self._stalled_bytes = self.transport.get_write_buffer_size()
         self.expires_at = self.loop.time() + self._limits.write_timeout_s
         if self._current is not None and self._current.throttle is not None:
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client caught up."""
-        self._paused = False
+        self.paused = False
         self.expires_at = NEVER
         self._release_waiters()
         if self._current is None:
@@ -125,13 +125,9 @@ class Connection(asyncio.Protocol):
 
     # -- what an exchange calls
 
-    def paused(self) -> bool:
-        """Whether the write buffer is above its bound."""
-        return self._paused
-
     async def writable(self) -> None:
         """Return when the write buffer is below its bound, or the connection is gone."""
-        if not self._paused or self.transport.is_closing():
+        if not self.paused or self.transport.is_closing():
             return
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
@@ -142,7 +138,7 @@ class Connection(asyncio.Protocol):
     def expire(self) -> None:
         """A deadline passed: answer 408 to an incoming request, else close."""
         self.expires_at = NEVER
-        if self._paused:
+        if self.paused:
             left_bytes = self.transport.get_write_buffer_size()
             if left_bytes < self._stalled_bytes:
                 self._stalled_bytes = left_bytes
@@ -212,7 +208,7 @@ class Connection(asyncio.Protocol):
     def silent_since(self) -> float:
         """Since when a whole head has been due, on the loop's clock; NEVER: none is due."""
         phase, limits = self._reader.phase, self._limits
-        if self._current is not None or self._paused or phase not in (Phase.IDLE, Phase.HEAD):
+        if self._current is not None or self.paused or phase not in (Phase.IDLE, Phase.HEAD):
             return NEVER
         due_s = limits.idle_timeout_s if phase is Phase.IDLE else limits.head_timeout_s
         return self.expires_at - due_s
@@ -352,7 +348,7 @@ class Connection(asyncio.Protocol):
     def _expect(self) -> None:
         """Begin the deadline for what comes next."""
         phase = self._awaited = self._reader.phase
-        if self._paused or phase is Phase.STOPPED:  # then another deadline runs and stays
+        if self.paused or phase is Phase.STOPPED:  # then another deadline runs and stays
             return
         limits = self._limits
         if phase is Phase.HEAD:

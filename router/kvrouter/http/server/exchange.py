@@ -165,7 +165,7 @@ class Exchange:
     @property
     def paused(self) -> bool:
         """Whether the client reads too slowly for what was written so far."""
-        return self.connection.paused()
+        return self.connection.paused
 
     async def drain(self) -> None:
         """Return when the write buffer is below its bound; cancelled when the client leaves."""
