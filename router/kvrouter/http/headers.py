@@ -9,9 +9,8 @@ Headers = Iterable[tuple[str, str]]
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
-SSE = "text/event-stream; charset=utf-8"
 SSE_HEADERS: tuple[tuple[str, str], ...] = (
-    ("content-type", SSE),
+    ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
     ("x-accel-buffering", "no"),
 )

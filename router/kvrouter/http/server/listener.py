@@ -57,10 +57,10 @@ class TlsDoor:
 
     _handshakes: dict[asyncio.Task[None], None] = field(default_factory=dict)  # the oldest first
 
-    def start(self, backlog: int) -> None:
+    def start(self) -> None:
         """Accept from now on."""
         for door in self.sockets:
-            door.listen(backlog)
+            door.listen(self.limits.backlog)
             door.setblocking(False)
             self._watch(door)
 
@@ -326,7 +326,7 @@ class HttpServer:
         sockets = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
         server.close()
         door = TlsDoor(sockets, tls, lambda: Connection(self, loop), self.limits)
-        door.start(self.limits.backlog)
+        door.start()
         return door
 
     async def _wait_empty(self, deadline_s: float) -> None:

@@ -14,6 +14,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv, Rendezvous
 from kvrouter.http.client.pool import ConnectionPool, Deadlines, EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.openai.endpoints import CHATS, COMPLETIONS
 from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
 from kvrouter.openai.response import is_json
 from kvrouter.serving.legs.failures import LegFailed, Refused
@@ -40,10 +41,7 @@ KEPT_BYTES: Final = 8 << 20
 """Of other answers, until which another engine can still answer; more is passed on as it comes."""
 _LOOKED_BYTES: Final = 4096
 _EVENT_BYTES: Final = 64 << 10
-PATHS: Final[Mapping[Kind, str]] = {
-    "completion": "/v1/completions",
-    "chat": "/v1/chat/completions",
-}
+PATHS: Final[Mapping[Kind, str]] = {"completion": COMPLETIONS, "chat": CHATS}
 KINDS: Final[Mapping[str, Kind]] = {path: kind for kind, path in PATHS.items()}
 
 

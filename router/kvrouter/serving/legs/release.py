@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.openai.endpoints import COMPLETIONS
 from kvrouter.serving.legs.calls import call
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Releases:
         ]
         for engine in sorted(able, key=lambda engine: engine is not first)[:MAX_ASKED]:
             try:
-                status, _ = await call(self.client, engine, "/v1/completions", body, context.fields)
+                status, _ = await call(self.client, engine, COMPLETIONS, body, context.fields)
             except OSError as error:
                 log.debug("release on %s: %s", engine.address, error)
                 continue
