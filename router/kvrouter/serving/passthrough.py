@@ -18,7 +18,6 @@ from urllib.parse import parse_qs
 import orjson
 
 from kvrouter import _native
-from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
@@ -39,6 +38,7 @@ from kvrouter.serving.legs.calls import call
 from kvrouter.serving.legs.failures import (
     LegFailed,
     Refused,
+    Tried,
     Words,
     answer_of,
     failure_of,
@@ -194,17 +194,14 @@ class Passthrough:
         """
         if not context.timing.planned_s:
             context.timing.planned()
-        tried: list[Engine] = []
+        tried = Tried()
         while len(tried) < self.limits.max_attempts:
-            answering = self.pool.serving(context.exchange.path, context.model)
-            engines = [engine for engine in answering if engine not in tried]
+            engines = tried.others(self.pool.serving(context.exchange.path, context.model))
             if not engines:
                 break
             self._turn += 1
-            if tried:
-                engines = list(on_other_servers(engines, tried))
             engine, computed_tokens = self._choose(context, endpoint, engines)
-            tried.append(engine)
+            tried.append((engine, engine.joins))
             if endpoint.generates:
                 context.route.follow(Plan(None, engine, computed_tokens, why))
             try:

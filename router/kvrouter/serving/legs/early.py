@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import PendingKv
 from kvrouter.errors import ApiError, bad_request
@@ -24,12 +23,12 @@ from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.prefix.stores.base import LandingOutcome, WantedBlocks
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
-from kvrouter.serving.legs.failures import LegFailed, Refused, answer_of, note
+from kvrouter.serving.legs.failures import LegFailed, Refused, Tried, answer_of, note
 from kvrouter.serving.request.context import AwaitedLanding
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
 
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.families import Families
@@ -84,7 +83,7 @@ class ConcurrentLegs:
             context.route.follow(plan)
             context.route.note_handoff(None)
             if plan.prefill is None:
-                return (inputs, plan, None) if _serves_whole(plan.decode) else _no_prefill()
+                return (inputs, plan, None) if serves_whole(plan.decode) else _no_prefill()
             problem = await self._both(context, sink, plan, plan.prefill)
             if problem is None:
                 return None
@@ -93,7 +92,7 @@ class ConcurrentLegs:
             failed = problem
             if not note(context, failed) or context.answering:
                 break
-            tried.add(failed)
+            tried.append((failed.engine, failed.engine.joins))
         if failed is None:
             return _no_prefill()
         final = not failed.row.again or context.answering
@@ -122,7 +121,7 @@ class ConcurrentLegs:
         self, inputs: RouteInputs, plan: Plan, problem: ApiError | Refused, leg: Role
     ) -> _Left:
         """A plan without the prefill leg, if that alone has failed; else raises `problem`."""
-        if leg is Role.DECODE or not _serves_whole(plan.decode):
+        if leg is Role.DECODE or not serves_whole(plan.decode):
             raise problem
         inputs = replace(inputs, prefill=(), decode=(plan.decode,))
         return inputs, self.policy.plan(inputs), problem
@@ -138,7 +137,7 @@ class ConcurrentLegs:
         """The engines that can be asked now; None if they cannot do it."""
         prefill = tried.others(self.pool.engines(Role.PREFILL, model))
         decode = tried.others(self.pool.engines(Role.DECODE, model))
-        decode = decode if prefill else [engine for engine in decode if _serves_whole(engine)]
+        decode = decode if prefill else list(filter(serves_whole, decode))
         return replace(inputs, prefill=prefill, decode=decode) if decode else None
 
     def _check(self, context: RequestContext, plan: Plan, inputs: RouteInputs) -> None:
@@ -147,37 +146,20 @@ class ConcurrentLegs:
         Raises:
             ApiError: 400: they cannot.
         """
-        if not inputs.split and not _serves_whole(plan.decode):
+        if not inputs.split and not serves_whole(plan.decode):
             name = self.families.of(plan.decode).unsplittable(context.request)
             raise bad_request(f"Engines that only decode do not support `{name}`.", name)
 
 
-class Tried:
-    """Engines that are not to be asked again for one request, unless they have joined again."""
-
-    def __init__(self) -> None:
-        self._failed: set[tuple[Engine, int]] = set()
-
-    def add(self, failed: LegFailed) -> None:
-        """Note a failure."""
-        self._failed.add((failed.engine, failed.engine.joins))
-
-    def others(self, engines: Sequence[Engine]) -> Sequence[Engine]:
-        """Those that have not failed."""
-        left = [e for e in engines if (e, e.joins) not in self._failed]
-        if not self._failed:
-            return left
-        return on_other_servers(left, (engine for engine, _ in self._failed))
-
-
-def _serves_whole(engine: Engine) -> bool:
+def serves_whole(engine: Engine) -> bool:
+    """Whether it can do without a prefill leg, as far as is known."""
     return engine.identity is None or engine.identity.can_serve_whole
 
 
 def _can_run(plan: Plan) -> bool:
     """Whether its engines are there, and enough of them."""
     if plan.prefill is None:
-        return _serves_whole(plan.decode)
+        return serves_whole(plan.decode)
     return plan.prefill.identity is not None and plan.decode.identity is not None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, speaks_anthropic
 from kvrouter.http.bounded_json import bounded
@@ -21,7 +22,7 @@ from kvrouter.openai.endpoints import RESPONSES
 from kvrouter.openai.sse import error_events, last_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
@@ -335,6 +336,22 @@ class Attempts:
             return words.told(leg)
         message = row.message.format(leg=leg)
         return ApiError(row.status or 500, message, retry_after_s=row.retry_after_s)
+
+
+class Tried(list[tuple[Engine, int]]):
+    """Engines that are not to be asked again for one request, unless they have joined again.
+
+    With each goes its `joins` of the time when it was asked.
+    """
+
+    __slots__ = ()
+
+    def others(self, engines: Iterable[Engine]) -> Sequence[Engine]:
+        """Those that were not tried; on other servers, if there are some."""
+        if not self:
+            return list(engines)
+        left = [engine for engine in engines if (engine, engine.joins) not in self]
+        return on_other_servers(left, (engine for engine, _ in self))
 
 
 def note(context: RequestContext, failed: LegFailed) -> bool:

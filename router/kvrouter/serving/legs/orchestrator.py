@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.compatibility import on_other_servers, partners
+from kvrouter.engines.compatibility import partners
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import Handoff, LegOrder, PendingKv
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import LegReservations, Plan, RouteInputs, Why, loaders
-from kvrouter.serving.legs.failures import LegFailed, answer_of, note
+from kvrouter.serving.legs.early import serves_whole
+from kvrouter.serving.legs.failures import LegFailed, Tried, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
 from kvrouter.serving.legs.leg import Legs, computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import Releases, spent
@@ -190,7 +191,7 @@ class Orchestrator:
         plan = context.route.plan
         assert plan is not None
         engine = plan.decode
-        tried: list[tuple[Engine, int]] = []
+        tried = Tried()
         while True:
             tried.append((engine, engine.joins))
             try:
@@ -254,26 +255,19 @@ class Orchestrator:
         else:
             self._count_missing_prefill(context, plan)
 
-    async def _others(
-        self, model: str, tried: Sequence[tuple[Engine, int]], failed: LegFailed
-    ) -> Sequence[Engine]:
+    async def _others(self, model: str, tried: Tried, failed: LegFailed) -> Sequence[Engine]:
         """Engines for another try: those not tried since they joined; waits if none is there.
 
         The only engine is asked again if its connection broke: if it is gone it will refuse.
         """
 
-        def look() -> list[Engine]:
-            return [
-                engine
-                for engine in self.pool.engines(Role.DECODE, model)
-                if (engine, engine.joins) not in tried
-                and (engine.identity is None or engine.identity.can_serve_whole)
-            ]
+        def look() -> Sequence[Engine]:
+            return tried.others(filter(serves_whole, self.pool.engines(Role.DECODE, model)))
 
         if len(tried) >= self.limits.max_attempts:
             return ()
         if others := look():
-            return on_other_servers(others, (engine for engine, _ in tried))
+            return others
         ready = self.pool.engines(Role.DECODE, model)
         if not ready:
             return await self.engine_wait.until(look, model)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, HashDomain
 from kvrouter.engines.families.base import NothingLanded
 from kvrouter.errors import ApiError
 from kvrouter.prefix.stores.base import LandingOutcome, LandingResult, WantedBlocks
 from kvrouter.routing.plan import usable_blocks
-from kvrouter.serving.legs.failures import LegFailed, Refused, answer_of, note
+from kvrouter.serving.legs.failures import LegFailed, Refused, Tried, answer_of, note
 from kvrouter.serving.legs.inputs import hash_prompt
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -197,9 +196,9 @@ class PrefillPhase:
             ApiError: 429: the budget does not allow it; or no engine may be asked.
             Refused: an engine refused the request itself, and the budget is spent.
         """
-        tried: list[Engine] = []
+        tried = Tried()
         while plan.prefill is not None:
-            tried.append(plan.prefill)
+            tried.append((plan.prefill, plan.prefill.joins))
             try:
                 await self._prefill(context, plan.prefill, plan.computed_tokens)
                 return
@@ -246,12 +245,11 @@ class PrefillPhase:
         if missing:
             self.recompute(context, missing)
 
-    def _others(self, inputs: RouteInputs, tried: list[Engine]) -> Sequence[Engine]:
+    def _others(self, inputs: RouteInputs, tried: Tried) -> Sequence[Engine]:
         """Engines for another try; none if there were enough."""
         if len(tried) >= self.limits.max_attempts:
             return ()
-        left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
-        return on_other_servers(left, tried)
+        return tried.others(e for e in inputs.prefill if e.identity is not None)
 
     def _over_budget(self) -> ApiError:
         return ApiError(
