@@ -126,12 +126,12 @@ def check_told(
     case: Case, status: int, raw: bytes, headers: dict[str, str], leg: Role = Role.DECODE
 ) -> None:
     row = TABLE[case.failure]
-    assert status == (row.status or case.status)
+    assert status == (row.answer.status or case.status)
     told = json.loads(raw)["error"]
     assert told["code"] == status
-    if row.message:
-        assert told["message"] == row.message.format(leg=leg)
-    usual = None if row.retry_after_s is None else str(row.retry_after_s)
+    if row.answer.message:
+        assert told["message"] == row.answer.message.format(leg=leg)
+    usual = None if row.answer.retry_after_s is None else str(row.answer.retry_after_s)
     assert headers.get("retry-after") == ("17" if case.failure is Failure.FULL else usual)
 
 
@@ -257,5 +257,6 @@ async def test_an_answer_that_cannot_be_joined_for_its_size_blames_no_engine(
     here.decode[0].mode = "says"
     here.decode[0].says = saying(200, ended("stop") | {"more": "x" * (1 << 17)})
     status, raw = await here.post(ids() | {"prompt": [[7] * 20, [8] * 30]})
-    assert (status, json.loads(raw)["error"]["message"]) == (502, TABLE[Failure.TOO_LARGE].message)
+    message = TABLE[Failure.TOO_LARGE].answer.message
+    assert (status, json.loads(raw)["error"]["message"]) == (502, message)
     check_counted(here, here.decode[0], Counted.NO)

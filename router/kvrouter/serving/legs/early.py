@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import PendingKv
@@ -198,9 +198,7 @@ async def both(
         if second.done():
             second.result()
     finally:
-        for task in (first, second):
-            task.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
+        await _cancel(first, second)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -333,7 +331,7 @@ class DecodeAhead:
         return True
 
 
-async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel what still runs, and wait until it has released all that it held."""
     for task in tasks:
         task.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
@@ -40,6 +40,18 @@ class Counted(StrEnum):
     LATER = "once another engine does well"
 
 
+class Answer(NamedTuple):
+    """What the client gets if no engine can do it; by default the engine's own status and words."""
+
+    status: int = 0
+    message: str = ""  # about a leg
+    retry_after_s: int | None = None  # if the engine names none
+
+
+_OWN: Final = Answer()
+_NONE: Final = Answer(503, "No {leg} engine could answer.", retry_after_s=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What follows from one failure.
@@ -50,9 +62,7 @@ class Row:
         again: whether another engine is asked while the client has no content.
         begun: whether the engine may be at it: what must not be done twice then is not.
         counted: whether its breaker counts it.
-        status: the client's, if no engine can do it; 0: the engine's own.
-        message: the client's, about a leg; "": the engine's own words.
-        retry_after_s: the client's `Retry-After`, if the engine names none.
+        answer: the client's, if no engine can do it.
     """
 
     failure: Failure
@@ -60,12 +70,9 @@ class Row:
     again: bool
     begun: bool = True
     counted: Counted
-    status: int
-    message: str = ""
-    retry_after_s: int | None = None
+    answer: Answer = _OWN
 
 
-_NONE: Final = "No {leg} engine could answer."
 ROWS: Final = (
     Row(
         failure=Failure.REFUSED,
@@ -73,9 +80,7 @@ ROWS: Final = (
         again=True,
         begun=False,
         counted=Counted.LEAVES,
-        status=503,
-        message=_NONE,
-        retry_after_s=1,
+        answer=_NONE,
     ),
     Row(
         failure=Failure.CONNECT,
@@ -83,18 +88,14 @@ ROWS: Final = (
         again=True,
         begun=False,
         counted=Counted.YES,
-        status=503,
-        message=_NONE,
-        retry_after_s=1,
+        answer=_NONE,
     ),
     Row(
         failure=Failure.BROKEN,
         what="The connection broke before the answer was whole.",
         again=True,
         counted=Counted.YES,
-        status=503,
-        message=_NONE,
-        retry_after_s=1,
+        answer=_NONE,
     ),
     Row(
         failure=Failure.DEAD,
@@ -102,17 +103,14 @@ ROWS: Final = (
         again=True,
         begun=False,
         counted=Counted.NO,
-        status=503,
-        message=_NONE,
-        retry_after_s=1,
+        answer=_NONE,
     ),
     Row(
         failure=Failure.TIMEOUT,
         what="A living engine is too slow, or a gateway before it answers 504.",
         again=False,
         counted=Counted.NO,
-        status=504,
-        message="The engine did not answer in time.",
+        answer=Answer(504, "The engine did not answer in time."),
     ),
     Row(
         failure=Failure.FULL,
@@ -120,32 +118,27 @@ ROWS: Final = (
         again=True,
         begun=False,
         counted=Counted.NO,
-        status=0,
-        retry_after_s=1,
+        answer=Answer(retry_after_s=1),
     ),
     Row(
         failure=Failure.ERROR,
         what="It answers 500.",
         again=True,
         counted=Counted.LATER,
-        status=0,
     ),
     Row(
         failure=Failure.STATUS,
         what="It answers another 5xx or a redirect, or refuses the router's own key.",
         again=True,
         counted=Counted.YES,
-        status=503,
-        message=_NONE,
-        retry_after_s=1,
+        answer=_NONE,
     ),
     Row(
         failure=Failure.ANSWER,
         what="Its answer is not HTTP, not JSON, not a stream, encoded, or without KV.",
         again=True,
         counted=Counted.YES,
-        status=502,
-        message="The engine's answer cannot be served.",
+        answer=Answer(502, "The engine's answer cannot be served."),
     ),
     Row(
         failure=Failure.ABORTED,
@@ -153,23 +146,20 @@ ROWS: Final = (
         "`cancelled`; or it answers 499.",
         again=True,
         counted=Counted.LATER,
-        status=502,
-        message="The engine gave the request up.",
+        answer=Answer(502, "The engine gave the request up."),
     ),
     Row(
         failure=Failure.REQUEST,
         what="It refuses the request: 4xx or 501, also told within a 200.",
         again=False,
         counted=Counted.NO,
-        status=0,
     ),
     Row(
         failure=Failure.TOO_LARGE,
         what="Its answer must be kept whole and is larger than 64 MiB.",
         again=False,
         counted=Counted.NO,
-        status=502,
-        message="The engine's answer is larger than the router can keep.",
+        answer=Answer(502, "The engine's answer is larger than the router can keep."),
     ),
     Row(
         failure=Failure.LOCAL,
@@ -177,9 +167,7 @@ ROWS: Final = (
         again=False,
         begun=False,
         counted=Counted.NO,
-        status=503,
-        message="The router cannot open another connection now; try again.",
-        retry_after_s=1,
+        answer=Answer(503, "The router cannot open another connection now; try again.", 1),
     ),
 )
 TABLE: Final[Mapping[Failure, Row]] = MappingProxyType({row.failure: row for row in ROWS})
@@ -329,13 +317,13 @@ class Attempts:
     def answer(self) -> ApiError | Refused:
         """What the client gets, if no engine did its part."""
         row, leg, words = self._last
-        words = None if row.message else words
+        status, message, retry_after_s = row.answer
+        words = None if message else words
         if self._full is not None and row.again and row.failure is not Failure.ERROR:
             words = self._full  # room is what is missing
         if words is not None:
             return words.told(leg)
-        message = row.message.format(leg=leg)
-        return ApiError(row.status or 500, message, retry_after_s=row.retry_after_s)
+        return ApiError(status or 500, message.format(leg=leg), retry_after_s=retry_after_s)
 
 
 class Tried(list[tuple[Engine, int]]):
@@ -372,7 +360,7 @@ def answer_of(context: RequestContext) -> ApiError | Refused:
 
 def _sooner(one: Words | None, other: Words | None) -> Words:
     """The later words of an engine without room, with the time of the one that has it sooner."""
-    usual = TABLE[Failure.FULL].retry_after_s
+    usual = TABLE[Failure.FULL].answer.retry_after_s
     times = [words.retry_after_s or usual for words in (one, other) if words is not None]
     words = other or Words(429, None)
     return replace(

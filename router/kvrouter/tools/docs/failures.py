@@ -45,9 +45,9 @@ def failures_page() -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     again = ("yes" if row.begun else "always") if row.again else "no"
-    message = row.message.format(leg="decode (prefill)")
-    told = f"{row.status}: {message}" if message else "the engine's status and words"
-    if row.retry_after_s is not None:
+    message = row.answer.message.format(leg="decode (prefill)")
+    told = f"{row.answer.status}: {message}" if message else "the engine's status and words"
+    if row.answer.retry_after_s is not None:
         told += " `Retry-After`"
     return (f"`{row.failure}`", row.what, again, row.counted, told)
 
