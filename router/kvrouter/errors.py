@@ -61,6 +61,7 @@ class ApiError(Exception):
         param: the wrong parameter of the body, if it is one.
         code: OpenAI's `code`; the status by default, as vLLM has it.
         retry_after_s: seconds for the `Retry-After` header, if trying again can help.
+        more_headers: others that go with it.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | int | None = None,
         retry_after_s: int | None = None,
+        more_headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -80,6 +82,7 @@ class ApiError(Exception):
         self.param = param
         self.code: str | int = status if code is None else code
         self.retry_after_s = retry_after_s
+        self.more_headers = more_headers
 
     def body(self, path: str = "") -> bytes:
         """The JSON of the whole answer, as clients of that endpoint read it."""
@@ -110,12 +113,12 @@ class ApiError(Exception):
         )
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Headers that go with it: `Retry-After` where it has one, the challenge of a 401."""
+        """Headers that go with it, as `Retry-After` where it has one, or the challenge of a 401."""
         if self.status == 401:
             return (("www-authenticate", "Bearer"),)
         if self.retry_after_s is None:
-            return ()
-        return (("retry-after", str(self.retry_after_s)),)
+            return self.more_headers
+        return (*self.more_headers, ("retry-after", str(self.retry_after_s)))
 
 
 FAILED: Final = ApiError(500, "The router failed to serve this request; its log says why.")

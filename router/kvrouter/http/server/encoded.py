@@ -27,14 +27,6 @@ _PIECE_BYTES: Final = 256 << 10
 """Decoded in one turn of the loop: about a millisecond."""
 
 
-class _CodingError(ApiError):
-    def __init__(self, coding: str) -> None:
-        super().__init__(415, f"Bodies in {coding[:80]!r} are not read here; send gzip, or plain.")
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        return (("accept-encoding", _TAKEN),)
-
-
 async def decode(exchange: Exchange) -> None:
     """Put the decoded body in the place of the one that came, and remove the header.
 
@@ -46,7 +38,8 @@ async def decode(exchange: Exchange) -> None:
     if not named:
         return
     if named not in _KNOWN:
-        raise _CodingError(coding)
+        message = f"Bodies in {coding[:80]!r} are not read here; send gzip, or plain."
+        raise ApiError(415, message, more_headers=(("accept-encoding", _TAKEN),))
     server, size, parts = exchange.connection.server, 0, list[bytes]()
     try:
         for part in _pieces(exchange.body):

@@ -51,7 +51,7 @@ class RouteTable(Generic[T]):
         if found is None and path not in self._paths and "GET" not in methods:
             raise _not_here(path)
         if found is None:
-            raise _MethodError(method, sorted(methods))
+            raise _not_allowed(method, sorted(methods))
         return found
 
     def _below(self, path: str) -> dict[str, T] | None:
@@ -121,10 +121,6 @@ def _not_here(path: str) -> ApiError:
     return ApiError(404, f"There is no {path[:200]} here.")
 
 
-class _MethodError(ApiError):
-    def __init__(self, method: str, allowed: list[str]) -> None:
-        super().__init__(405, f"{method} is not allowed here; use {' or '.join(allowed)}.")
-        self._allowed = allowed
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        return (("allow", ", ".join(self._allowed)),)
+def _not_allowed(method: str, allowed: list[str]) -> ApiError:
+    message = f"{method} is not allowed here; use {' or '.join(allowed)}."
+    return ApiError(405, message, more_headers=(("allow", ", ".join(allowed)),))
