@@ -11,7 +11,7 @@ from kvrouter.http.deadlines import NEVER
 from kvrouter.http.headers import CONTINUE
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import FULL, Limits
-from kvrouter.http.server.reader import Phase, Reader, RequestRefusal
+from kvrouter.http.server.reader import Phase, Reader
 
 if TYPE_CHECKING:
     from kvrouter.http.server.listener import HttpServer
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _LINGER_S = 2.0
 _PLACE_S = 0.25
 """In which a connection too many may find a place: those who left may not have been noticed yet."""
-_CROWDED = RequestRefusal(503, "the server takes no more connections; try again", 1)
-_FULL = RequestRefusal(503, FULL, 1)
+_CROWDED = ApiError(503, "the server takes no more connections; try again", retry_after_s=1)
+_FULL = ApiError(503, FULL, retry_after_s=1)
 
 log = logging.getLogger("kvrouter.http")
 
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         elif self._waits:
             self.give_way()
         elif self._reader.phase in (Phase.HEAD, Phase.BODY):
-            self._deny(RequestRefusal(408, "the request did not arrive in time"))
+            self._deny(ApiError(408, "the request did not arrive in time"))
         else:
             self.transport.abort()
 
@@ -359,7 +359,7 @@ class Connection(asyncio.Protocol):
             timeout_s = limits.idle_timeout_s
         self.expires_at = self.loop.time() + timeout_s
 
-    def _refuse(self, refusal: RequestRefusal) -> None:
+    def _refuse(self, refusal: ApiError) -> None:
         if self._current is None:
             self._deny(refusal)
         else:  # it came behind a request whose answer must not be touched
@@ -379,13 +379,12 @@ class Connection(asyncio.Protocol):
         self._incoming = None
         self._held.clear()
 
-    def _deny(self, refusal: RequestRefusal) -> None:
+    def _deny(self, refusal: ApiError) -> None:
         """Answer a request that became no exchange, and close."""
         exchange = Exchange(self, headers={})
         if self._incoming is not None:
             exchange.added = self._incoming.added
-        error = ApiError(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
-        exchange.respond(error.status, error.body(), headers=error.headers())
+        exchange.respond(refusal.status, refusal.body(), headers=refusal.headers())
         self._linger()
 
     def _linger(self) -> None:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import httptools
 
 from kvrouter._native import HeaderFields
+from kvrouter.errors import ApiError
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 
@@ -29,14 +30,6 @@ class Phase(Enum):
     HEAD = "head"
     BODY = "body"
     STOPPED = "stopped"
-
-
-class RequestRefusal(NamedTuple):
-    """Why a request is not served: an HTTP status, a sentence, and when to try again."""
-
-    status: int
-    message: str
-    retry_after_s: int | None = None
 
 
 class _StopError(Exception):
@@ -59,7 +52,7 @@ class Reader:
     _body: bytes | bytearray = b""
     _progress: bool = False  # whether the last bytes held a part of a body or a request's end
     _waste_bytes: int = 0  # of a head, or of trailers and chunk extensions, since the last part
-    _refusal: RequestRefusal | None = None
+    _refusal: ApiError | None = None
     _unread: bytes = b""  # framing of a body that llhttp leaves to another protocol
     _replaying: bool = False
 
@@ -68,7 +61,7 @@ class Reader:
         self.on_header = self._fields.add
         self._parser = httptools.HttpRequestParser(self)
 
-    def feed(self, data: bytes) -> RequestRefusal | None:
+    def feed(self, data: bytes) -> ApiError | None:
         """Parse more bytes. A refusal: they break a rule or a limit; nothing more is read."""
         if self.phase is Phase.STOPPED:
             return None
@@ -84,7 +77,7 @@ class Reader:
             self._waste_bytes += len(data)
             if self._waste_bytes > self.limits.head_bytes:
                 self.stop()
-                return RequestRefusal(431, "the request's head or trailers are too large")
+                return ApiError(431, "the request's head or trailers are too large")
         return None
 
     def stop(self) -> None:
@@ -199,19 +192,19 @@ class Reader:
         self._refuse(413, f"the body is larger than {self.limits.body_bytes} bytes")
 
     def _refuse(self, status: int, message: str) -> NoReturn:
-        self._refusal = RequestRefusal(status, message)
+        self._refusal = ApiError(status, message)
         raise _StopError
 
-    def _broken(self, cause: BaseException | None) -> RequestRefusal | None:
+    def _broken(self, cause: BaseException | None) -> ApiError | None:
         """Why llhttp stopped: its own reasons, or `cause`, raised by one of the callbacks."""
         if cause is not None and not isinstance(cause, _StopError):
             raise cause
         if self.phase is Phase.STOPPED:
             return None
         self.stop()
-        return self._refusal or RequestRefusal(400, "this is not an HTTP/1.1 request")
+        return self._refusal or ApiError(400, "this is not an HTTP/1.1 request")
 
-    def _read_on(self, rest: bytes) -> RequestRefusal | None:
+    def _read_on(self, rest: bytes) -> ApiError | None:
         """Go on behind a head that asked for an upgrade, as if it had not (RFC 9110 7.8).
 
         llhttp leaves what follows, also the body, to the other protocol. So another parser takes
