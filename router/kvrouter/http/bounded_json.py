@@ -21,26 +21,22 @@ SHORT_BYTES: Final = 64 << 10
 """What is shorter takes a millisecond, whatever it is."""
 
 
-class TooMuch(ValueError):
-    """JSON beyond the bounds."""
-
-
 def bounded(
     text: bytes, max_values: int = MAX_VALUES, max_containers: int = MAX_CONTAINERS
 ) -> bytes:
-    """`text`, to be read as JSON within milliseconds; TooMuch: it has too many values or levels.
+    """`text`, to be read as JSON within milliseconds; ValueError: it has too many values or levels.
 
     A reader that passes over what it does not know needs no bound of values, but of containers.
     """
     if not json_within(text, max_values, max_containers, MAX_LEVELS):
-        raise TooMuch("more values or levels of JSON than are read")
+        raise ValueError("more values or levels of JSON than are read")
     return text
 
 
 def read_answer(body: bytes) -> Any:
     """A whole answer of an engine; ValueError: it is no JSON, or too much."""
     if len(body) > ANSWER_BYTES:
-        raise TooMuch(f"an answer of more than {ANSWER_BYTES} bytes")
+        raise ValueError(f"an answer of more than {ANSWER_BYTES} bytes")
     return orjson.loads(bounded(body, ANSWER_VALUES, ANSWER_CONTAINERS))
 
 
