@@ -264,8 +264,10 @@ class Connection(asyncio.Protocol):
         refusal = self._reader.feed(data)
         if self._reader.body_bytes != self._charged_bytes and not self._charge():
             refusal = _FULL
-        if refusal is not None:
-            self._refuse(refusal)
+        if refusal is not None and self._current is None:
+            self._deny(refusal)
+        elif refusal is not None:  # it came behind a request whose answer must not be touched
+            self._stop_reading()
         elif self._current is None:
             incoming = self._incoming
             if incoming is not None and not (self._head_checked or self._check_head(incoming)):
@@ -358,12 +360,6 @@ class Connection(asyncio.Protocol):
         else:
             timeout_s = limits.idle_timeout_s
         self.expires_at = self.loop.time() + timeout_s
-
-    def _refuse(self, refusal: ApiError) -> None:
-        if self._current is None:
-            self._deny(refusal)
-        else:  # it came behind a request whose answer must not be touched
-            self._stop_reading()
 
     def _stop_reading(self) -> None:
         """Drop what comes from now on; close after the answers to what is whole."""
