@@ -49,7 +49,8 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
     """
     if cached_tokens is not None and b'"cached_tokens"' in body:
         body = _CACHED.sub(rb"\g<1>%d" % cached_tokens, body, count=1)
-    at = _transfer(body)
+    names = _NAMES if _may_transfer(body) else ()
+    at = min((at for name in names if (at := body.find(name)) >= 0), default=-1)
     if at < 0:
         return body
     return _without_last(body, at) or _without_transfers(body)
@@ -60,11 +61,6 @@ def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
     if cached_tokens is not None and b'"cached_tokens"' in data:
         data = _CACHED.sub(rb"\g<1>%d" % cached_tokens, data)
     return map_data(data, _without_transfers) if _may_transfer(data) else data
-
-
-def _transfer(body: bytes) -> int:
-    names = _NAMES if _may_transfer(body) else ()
-    return min((at for name in names if (at := body.find(name)) >= 0), default=-1)
 
 
 def _may_transfer(body: bytes) -> bool:

@@ -75,7 +75,8 @@ class Settler:
                 log.exception("request %s is not counted or logged", context.request_id)
 
     def _take_up(self, context: RequestContext, now_s: float, at_s: float) -> None:
-        endpoint, status, parts = context.endpoint, _status(context), None
+        endpoint, parts = context.endpoint, None
+        status = 499 if context.outcome.reason == "client_left" else context.status
         model, caller = self.metrics.of(context.model), caller_of(context.exchange)
         if endpoint is not None:
             self.metrics.passed_through[endpoint.path, str(status), model.label] += 1
@@ -105,10 +106,6 @@ class Settler:
         model.e2e.observe(now_s - timing.started_s)
         model.ttft.observe((timing.first_s or now_s) - timing.started_s)
         metrics.ttft_parts.observe(parts)
-
-
-def _status(context: RequestContext) -> int:
-    return 499 if context.outcome.reason == "client_left" else context.status
 
 
 def line_of(

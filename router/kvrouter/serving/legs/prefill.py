@@ -211,7 +211,9 @@ class PrefillPhase:
                 note(context, failed)
                 if not failed.row.again:
                     raise answer_of(context) from None
-                others = self._others(inputs, tried)
+                others: Sequence[Engine] = ()
+                if len(tried) < self.limits.max_attempts:
+                    others = tried.others(e for e in inputs.prefill if e.identity is not None)
                 computes = failed.row.begun or not others
                 if computes and context.resources.recompute(self.budget, plan.missing_tokens):
                     return
@@ -244,12 +246,6 @@ class PrefillPhase:
         missing = await self.landing_waiter.land(context, engine, handoff)
         if missing:
             self.recompute(context, missing)
-
-    def _others(self, inputs: RouteInputs, tried: Tried) -> Sequence[Engine]:
-        """Engines for another try; none if there were enough."""
-        if len(tried) >= self.limits.max_attempts:
-            return ()
-        return tried.others(e for e in inputs.prefill if e.identity is not None)
 
     def _over_budget(self) -> ApiError:
         return ApiError(
