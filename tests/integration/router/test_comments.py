@@ -198,7 +198,7 @@ async def test_comments_keep_no_deadline_from_passing(
         await commenting(exchange)
 
     async def unframed(exchange: Exchange) -> None:
-        exchange.connection.transport.write(
+        exchange.channel.transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
         )
         exchange.started = True

@@ -114,10 +114,7 @@ class ClientConnection(asyncio.Protocol):
 
     def cut(self, failure: Failure, message: str) -> None:
         """Close now; an answer that is being read fails like that."""
-        answer, self._answer = self._answer, None
-        self.abort()
-        if answer is not None:
-            answer.failed(UpstreamError(failure, message))
+        self._fail(failure, message)
 
     def signs(self) -> tuple[float, float | None, int]:
         """When its engine last sent a byte; what the stream that is relayed owes, and its events.
@@ -143,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
             self.expires_at = last_s + self._expect_s
             if self.expires_at > self.loop.time():
                 return
-        self.cut(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
+        self._fail(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
 
     # -- asyncio.Protocol
 
@@ -179,7 +176,7 @@ class ClientConnection(asyncio.Protocol):
             if data:
                 parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.cut(Failure.ANSWER, "the answer is not HTTP/1.1")
+            self._fail(Failure.ANSWER, "the answer is not HTTP/1.1")
 
     def _take_stream_head(
         self, data: bytes, end: int, parser: httptools.HttpResponseParser
@@ -210,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._keep = self._keep and not feed.overrun
             self.on_message_complete()
         elif feed.bad:
-            self.cut(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
+            self._fail(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An answer that is being read ends: well only if the connection's end is its end."""
@@ -272,6 +269,12 @@ class ClientConnection(asyncio.Protocol):
             self.on_free(self)
         else:
             self.transport.close()
+
+    def _fail(self, failure: Failure, message: str) -> None:
+        answer, self._answer = self._answer, None
+        self.abort()
+        if answer is not None:
+            answer.failed(UpstreamError(failure, message))
 
 
 @dataclass(eq=False)

@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         elif self._current.throttle is not None:
             self._current.throttle.resume()
 
-    # -- what an exchange calls
+    # -- ServerChannel
 
     async def writable(self) -> None:
         """Return when the write buffer is below its bound, or the connection is gone."""
@@ -156,19 +156,33 @@ class Connection(asyncio.Protocol):
 
     # -- Requests
 
-    def begin(self, exchange: Exchange) -> None:
-        """The head of a request is whole: for the reader to call."""
+    def begin(
+        self,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        keep_alive: bool,
+        http_1_1: bool,
+    ) -> None:
+        """The head of a request is whole."""
         self._head_checked = False
-        self._incoming = exchange
-        exchange.peer = self._peer
+        self._incoming = Exchange(
+            self,
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
+            peer=self._peer,
+            keep_alive=keep_alive,
+            http_1_1=http_1_1,
+        )
         if self.server.cors is not None:
-            exchange.added = self.server.cors.fields(exchange.path, exchange.headers)
+            self._incoming.added = self.server.cors.fields(path, headers)
 
     def complete(self, body: bytes) -> bool:
-        """The request is whole: serve it, or queue it behind the current one.
-
-        False: the reader is to read nothing more.
-        """
+        """The request is whole: serve it, or queue it behind the current one."""
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
         exchange.body = body

@@ -40,7 +40,7 @@ async def decode(exchange: Exchange) -> None:
     if named not in _KNOWN:
         message = f"Bodies in {coding[:80]!r} are not read here; send gzip, or plain."
         raise ApiError(415, message, more_headers=(("accept-encoding", _TAKEN),))
-    server, size, parts = exchange.connection.server, 0, list[bytes]()
+    server, size, parts = exchange.channel.server, 0, list[bytes]()
     try:
         for part in _pieces(exchange.body):
             has_room = server.count_body(len(part))

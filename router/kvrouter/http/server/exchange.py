@@ -1,5 +1,6 @@
 """One HTTP request and the way to answer it. Writes to the transport at once and never blocks."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,7 @@ from kvrouter.http.headers import (
 )
 
 if TYPE_CHECKING:
-    from kvrouter.http.server.connection import Connection
+    from kvrouter.http.server.listener import HttpServer
 
 _SPLIT_FRAME_BYTES = 16 * 1024
 BODILESS = frozenset({204, 304})
@@ -31,6 +32,17 @@ class Throttle(Protocol):
         """The client caught up."""
 
 
+class ServerChannel(Protocol):
+    """The connection that an exchange came in on."""
+
+    transport: asyncio.Transport
+    server: "HttpServer"  # bounds bodies, knows the date
+    paused: bool  # whether the write buffer is above its bound
+
+    async def writable(self) -> None:
+        """Return when the write buffer is below its bound."""
+
+
 @dataclass(eq=False, repr=False, slots=True)
 class Exchange:
     """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
@@ -40,7 +52,7 @@ class Exchange:
     was started but not ended when the handler returns is cut off, so that the client sees it.
     """
 
-    connection: "Connection"  # that it came in on
+    channel: ServerChannel
     headers: dict[str, str]  # names in lower case; a repeated header is joined with ", "
     method: str = ""  # as sent, upper case; empty if the request broke before it was parsed
     path: str = ""  # as sent, not percent-decoded, without the query and a slash at its end
@@ -91,13 +103,13 @@ class Exchange:
             return
         head = b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
             status_line(status),
-            self.connection.server.date(),
+            self.channel.server.date(),
             fields,
             content_type.encode("latin-1"),
             len(body),
             self._connection_line(),
         )
-        self.connection.transport.write(head if self._muted else head + body)
+        self.channel.transport.write(head if self._muted else head + body)
 
     def start(
         self, status: int, headers: Headers = (), *, fields: bytes = b"", hold: bool = False
@@ -119,7 +131,7 @@ class Exchange:
             self.keep_alive = False
         head = b"%b%b%b%b%b\r\n" % (
             status_line(status),
-            self.connection.server.date(),
+            self.channel.server.date(),
             lines,
             fields,
             self._connection_line(),
@@ -127,13 +139,13 @@ class Exchange:
         if hold:
             self._held = head
         else:
-            self.connection.transport.write(head)
+            self.channel.transport.write(head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body. Never blocks: see `paused`, `throttle` and `drain`."""
         if self.closed or self._muted or not data:
             return
-        transport = self.connection.transport
+        transport = self.channel.transport
         if self._held:
             self._write_held(b"")
         if not self._chunked:
@@ -149,7 +161,7 @@ class Exchange:
         """Sends chunk frames as they are, after `start`; None if this client takes none."""
         if not self._chunked or self._muted or self.closed:
             return None
-        return self._write_held if self._held else self.connection.transport.write
+        return self._write_held if self._held else self.channel.transport.write
 
     def end(self) -> None:
         """The body is whole. A second call does nothing."""
@@ -160,16 +172,16 @@ class Exchange:
         if self._held and not self.closed:
             self._write_held(b"")
         if self._chunked and not self.closed and not self._muted:
-            self.connection.transport.write(LAST_CHUNK)
+            self.channel.transport.write(LAST_CHUNK)
 
     @property
     def paused(self) -> bool:
         """Whether the client reads too slowly for what was written so far."""
-        return self.connection.paused
+        return self.channel.paused
 
     async def drain(self) -> None:
         """Return when the write buffer is below its bound; cancelled when the client leaves."""
-        await self.connection.writable()
+        await self.channel.writable()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client leaves before the answer's end; now if it has left."""
@@ -183,7 +195,7 @@ class Exchange:
         self.keep_alive = False
         self.ended = True
         self.throttle = None
-        self.connection.transport.close()
+        self.channel.transport.close()
 
     def lost(self) -> None:
         """The connection is gone: for the connection to call."""
@@ -199,7 +211,7 @@ class Exchange:
         """Send the head that was held, and with it `data`."""
         held, self._held = self._held, b""
         if not self.closed:
-            self.connection.transport.write(held + data)
+            self.channel.transport.write(held + data)
 
     def _begin(self, status: int) -> None:
         if self.started:

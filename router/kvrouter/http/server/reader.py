@@ -7,17 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 import httptools
 
 from kvrouter._native import HeaderFields
 from kvrouter.errors import ApiError
-from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
-
-if TYPE_CHECKING:
-    from kvrouter.http.server.connection import Connection
 
 _VERSIONS = ("1.1", "1.0")
 _HOST = re.compile(r"[\w.~!$&'()*+,;=:%\[\]-]*", re.ASCII)  # RFC 3986 3.2.2, and a port
@@ -32,6 +28,25 @@ class Phase(Enum):
     STOPPED = "stopped"
 
 
+class Requests(Protocol):
+    """Takes the requests that a `Reader` finds, in order."""
+
+    def begin(
+        self,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        keep_alive: bool,
+        http_1_1: bool,
+    ) -> None:
+        """A head is whole."""
+
+    def complete(self, body: bytes) -> bool:
+        """The body of the last head is whole. False: nothing more is read."""
+
+
 class _StopError(Exception):
     """Raised through llhttp to stop it."""
 
@@ -41,7 +56,7 @@ class Reader:
     """Finds the requests in what one client sends."""
 
     limits: Limits  # what is accepted
-    connection: "Connection"  # takes heads and bodies, in order, from within `feed`
+    requests: Requests  # takes heads and bodies, from within `feed`
     phase: Phase = Phase.IDLE  # what the next bytes belong to; STOPPED: they are dropped
     body_bytes: int = 0  # what has come of the present body
     on_header: Callable[[bytes, bytes], None] = field(init=False)
@@ -89,7 +104,7 @@ class Reader:
     def close(self) -> None:
         """The connection is gone. Breaks the cycle with the parser, which holds methods of this."""
         self.stop()
-        del self._parser, self.connection
+        del self._parser, self.requests
 
     # -- callbacks of llhttp; `on_header` is native
 
@@ -132,10 +147,14 @@ class Reader:
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade() and method != "CONNECT":
             self._unread = _framing(headers)
-        exchange = Exchange(self.connection, headers, method, path, query)
-        exchange.keep_alive = parser.should_keep_alive() and method != "CONNECT"
-        exchange.http_1_1 = version == "1.1"
-        self.connection.begin(exchange)
+        self.requests.begin(
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
+            keep_alive=parser.should_keep_alive() and method != "CONNECT",
+            http_1_1=version == "1.1",
+        )
         self._check_framing(headers, version)
 
     def on_body(self, body: bytes) -> None:
@@ -161,7 +180,7 @@ class Reader:
         self.body_bytes = 0
         self._progress = True
         self.phase = Phase.IDLE
-        if not self.connection.complete(bytes(body)):
+        if not self.requests.complete(bytes(body)):
             self.stop()
 
     # -- inside
