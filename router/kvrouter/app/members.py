@@ -63,7 +63,11 @@ def make_members(core: Core) -> Members:
     fleet, flags = Fleet(pool, prober), FlagsSource(settings.members)
     compatibility = CompatibilityMonitor(pool, nodes.difference if nodes else digests_differ)
     _follow_pool(core, compatibility, life)
-    intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
+    intake: EventIntake | None = None
+    if core.tracker is not None:
+        ports, replay_ports = settings.kv_events_ports, settings.kv_replay_ports
+        intake = EventIntake(core.tracker, ports, replay_ports, settings.kv_events_bind)
+        pool.on_join(intake.listen)
     pool.on_remove(partial(_forget, core, intake, life))
     return Members(
         prober=prober,

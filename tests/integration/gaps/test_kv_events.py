@@ -17,9 +17,8 @@ from tests.unit.router.prefix.events.test_tracker import BLOCK, Wire, make_wire,
 
 from kvrouter.engines.engine import Role
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.events.intake import EventSubscriber
+from kvrouter.prefix.events.intake import EventSubscriber, Replayer
 from kvrouter.prefix.events.messages import MAX_BLOCKS, MAX_EVENTS
-from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter_store.events.sockets import MAX_MESSAGE_BYTES, Turns, open_context
 

@@ -1,70 +1,94 @@
-"""The sockets of KV events: publishers that connect to the router, and those it connects to."""
+"""The sockets of KV events: publishers that connect to the router, and those it connects to.
+
+And replays, in the protocol of vLLM and SGLang: the publisher binds a ROUTER. A request is an empty
+frame and the first number wanted (8 bytes big-endian). Answers are an empty frame, topic, number
+and payload, in order, and last the number -1. vLLM before 0.20 sends no topic. Sources:
+`ZmqEventPublisher._service_replay` of vLLM 0.32 and SGLang 0.5. ZMQ drops answers beyond 1,000
+queued ones, even the last one: answers may have holes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvrouter.prefix.events.replay import Replayer
+from kvrouter.prefix.events.messages import BadMessage, decode_sequence
 from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
-from kvrouter_store.events.sockets import Inbox, Turns, endpoint_of, open_context, subscriber
+from kvrouter_store.events.sockets import (
+    Inbox,
+    Turns,
+    endpoint_of,
+    open_context,
+    open_socket,
+    subscriber,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import EnginePool
-    from kvrouter.prefix.events.settings import KvEventSettings
+
+ANSWER_S: Final = 2.0
+"""Silence of a publisher after which a replay has failed; vLLM polls ten times a second."""
+END: Final = (1 << 64) - 1
+"""The number of the last answer: -1."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class EventIntake:
     """All sockets of KV events, on the running loop; its owner calls `close`.
 
-    OSError: the address cannot be bound.
+    `ports` are those of publishers that listen, by the engine's address; under "" that of all
+    others; `replay_ports` those at which publishers repeat messages, in the same way. OSError:
+    `bind`, the address to which others connect, cannot be bound.
     """
 
-    def __init__(self, settings: KvEventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
+    tracker: CacheTracker  # takes the messages
+    ports: Mapping[str, int]
+    replay_ports: Mapping[str, int]
+    bind: str | None = None  # None: no publisher connects to the router
+
+    def __post_init__(self) -> None:
         self._context = open_context()
-        turns = Turns(tracker.work)
-        tracker.wake = turns.wake
-        self._replayer: Replayer | None = None
-        self._connector: EventConnector | None = None
+        turns = Turns(self.tracker.work)
+        self.tracker.wake = turns.wake
         self.subscriber: EventSubscriber | None = None
-        try:
-            if settings.kv_events_bind is not None:
-                endpoint = settings.kv_events_bind
-                self.subscriber = EventSubscriber(endpoint, tracker, self._context, turns)
-                pool.on_join(self.subscriber.engine_joined)
-        except OSError:
-            self._context.destroy(linger=0)
-            raise
-        if settings.kv_replay_ports:
-            self._replayer = Replayer(self._context, settings.kv_replay_ports, tracker, turns)
-            tracker.replays = self._replayer
-        if settings.kv_events_ports:
-            self._connector = EventConnector(
-                self._context, settings.kv_events_ports, tracker, turns
-            )
-            pool.on_join(self._connector.engine_joined)
+        if self.bind is not None:
+            try:
+                self.subscriber = EventSubscriber(self.bind, self.tracker, self._context, turns)
+            except OSError:
+                self._context.destroy(linger=0)
+                raise
+        self._connector = EventConnector(self._context, self.ports, self.tracker, turns)
+        self._replayer = Replayer(self._context, self.replay_ports, self.tracker, turns)
+        if self.replay_ports:
+            self.tracker.replays = self._replayer
+
+    def listen(self, engine: Engine) -> None:
+        """`engine` joined: listen to its publisher."""
+        if self.subscriber is not None:
+            self.subscriber.engine_joined(engine)
+        self._connector.engine_joined(engine)
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""
-        if self._connector is not None:
-            self._connector.forget(engine)
+        self._connector.forget(engine)
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
-        for part in (self._replayer, self._connector, self.subscriber):
-            if part is not None:
-                part.close()
+        self._replayer.close()
+        self._connector.close()
+        if self.subscriber is not None:
+            self.subscriber.close()
         self._context.destroy(linger=0)
 
 
@@ -194,3 +218,91 @@ class EventConnector:
         """Close every connection. Idempotent."""
         for engine in list(self._inboxes):
             self.forget(engine)
+
+
+@dataclass(eq=False)
+class Replayer:
+    """Runs one replay per publisher at a time, each on a socket of its own.
+
+    `ports` are those of replays, by the engine's address; under "" that of all others. A
+    data-parallel rank adds its number.
+    """
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    ports: Mapping[str, int]
+    tracker: CacheTracker
+    turns: Turns
+    answer_s: float = ANSWER_S
+
+    def __post_init__(self) -> None:
+        self._replays: dict[tuple[Engine, int], _Replay] = {}
+
+    def ask(self, server: Engine, rank: int, start: int) -> bool:
+        """Request the messages of a rank from `start` on; False: no port is known, or no socket."""
+        port = self.ports.get(server.address, self.ports.get("", 0))
+        if not port:
+            return False
+        self.end(server, rank)
+        endpoint = endpoint_of(server.host, port + rank)
+        try:
+            self._replays[server, rank] = _Replay(self, server, rank, endpoint, start)
+        except zmq.ZMQError as error:
+            text = "KV events of %s: its publisher cannot be asked: %s"
+            self.tracker.counts.warn("unasked", text, server.address, error)
+            return False
+        return True
+
+    def end(self, server: Engine, rank: int) -> None:
+        """End the replay of a rank, if there is one."""
+        replay = self._replays.pop((server, rank), None)
+        if replay is not None:
+            replay.close()
+
+    def close(self) -> None:
+        """End all replays. Idempotent."""
+        for server, rank in list(self._replays):
+            self.end(server, rank)
+
+
+class _Replay:
+    """One request and its answers."""
+
+    def __init__(
+        self, owner: Replayer, server: Engine, rank: int, endpoint: str, start: int
+    ) -> None:
+        self._owner = owner
+        self._server = server
+        self._rank = rank
+        self._loop = asyncio.get_running_loop()
+        self._heard_s = self._loop.time()
+        socket = open_socket(owner.context, zmq.DEALER)
+        socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        socket.connect(endpoint)
+        socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+        self._inbox = Inbox(socket, self._take, owner.turns)
+        self._timer = self._loop.call_later(owner.answer_s, self._check)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._timer.cancel()
+        self._inbox.close()
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        self._heard_s = self._loop.time()
+        if len(frames) not in (3, 4):
+            raise BadMessage(f"a replay of {len(frames)} frames")
+        sequence = decode_sequence(frames[-2])
+        if sequence != END:
+            self._owner.tracker.replayed(self._server, self._rank, sequence, frames[-1])
+            return
+        self._owner.end(self._server, self._rank)
+        self._owner.tracker.replay_ended(self._server, self._rank)
+
+    def _check(self) -> None:
+        """Give up after a silence."""
+        left_s = self._heard_s + self._owner.answer_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check)
+            return
+        self._owner.end(self._server, self._rank)
+        self._owner.tracker.replay_failed(self._server, self._rank)

@@ -1,7 +1,7 @@
 """KV events of all engines: applied to the prefix index, and how well each cache is known.
 
-A publisher's `Sequencer` orders its messages, `BlockMapping` applies them. No sockets: `intake` and
-`replay` bring messages, and the owner of the tracker calls `tick` regularly.
+A publisher's `Sequencer` orders its messages, `BlockMapping` applies them. No sockets: `intake`
+brings messages, and the owner of the tracker calls `tick` regularly.
 """
 
 from __future__ import annotations

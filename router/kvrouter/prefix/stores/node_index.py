@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.events.intake import EventConnector
+from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.mapping import BlockNaming
 from kvrouter.prefix.events.messages import AllBlocksCleared, BlockStored, Event, low_ids
-from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.groups import known_loadable
 from kvrouter.prefix.index import PrefixIndex
-from kvrouter_store.events.sockets import Turns, open_context
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -96,12 +94,7 @@ class NodeIndex:
         self._tracker = CacheTracker(
             self._index, lambda _: None, lambda _: None, clock=clock, mapping=self._mapping
         )
-        self._context = open_context()
-        turns = Turns(self._tracker.work)
-        self._tracker.wake = turns.wake
-        self._connector = EventConnector(self._context, ports, self._tracker, turns)
-        self._replayer = Replayer(self._context, replay_ports, self._tracker, turns)
-        self._tracker.replays = self._replayer
+        self._intake = EventIntake(self._tracker, ports, replay_ports)
         self._nodes: dict[str, Engine] = {}  # what publishes, by URL
 
     @property
@@ -113,14 +106,14 @@ class NodeIndex:
         """Listen to these nodes from now on, and forget others."""
         for url in self._nodes.keys() - set(urls):
             node = self._nodes.pop(url)
-            self._connector.forget(node)
+            self._intake.forget(node)
             self._forget(node)
         for url in urls:
             address = url.partition("://")[2]
             if url not in self._nodes and not address.startswith("/"):
                 node = self._nodes[url] = Engine(address, Role.STORE, identity=_NO_MODEL)
                 self._tracker.engine_joined(node)
-                self._connector.engine_joined(node)
+                self._intake.listen(node)
 
     def match(self, groups: Sequence[CacheGroup], hashes: bytes) -> dict[str, int]:
         """Leading blocks of a chain that an engine can load, at each node that is known, by URL."""
@@ -152,9 +145,7 @@ class NodeIndex:
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
-        self._replayer.close()
-        self._connector.close()
-        self._context.destroy(linger=0)
+        self._intake.close()
 
     def _forget(self, node: Engine) -> None:
         self._mapping.empty(node, BlockNaming())

@@ -21,8 +21,7 @@ from tests.unit.router.prefix.events.test_tracker import (
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.events.intake import EventConnector, EventSubscriber
-from kvrouter.prefix.events.replay import Replayer
+from kvrouter.prefix.events.intake import EventConnector, EventSubscriber, Replayer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter_store.events.sockets import Turns, open_context

@@ -67,7 +67,9 @@ class Router:
         self.pool.on_leave(self.index.clear)
         self.pool.on_join(self.tracker.engine_joined)
         self.pool.on_leave(self.tracker.engine_left)
-        self.intake = EventIntake(settings, self.tracker, self.pool)
+        ports, replay_ports = settings.kv_events_ports, settings.kv_replay_ports
+        self.intake = EventIntake(self.tracker, ports, replay_ports, settings.kv_events_bind)
+        self.pool.on_join(self.intake.listen)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
         self._ticks = asyncio.create_task(every(0.02, self.tracker.tick))
 
