@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -31,26 +31,22 @@ _MAX_AUTHORIZATION: Final = 2048
 _ROUNDING: Final = 1e-9
 
 
+@dataclass(eq=False, slots=True)
 class Bucket:
     """Fills at a steady rate up to its burst, and begins full.
 
     `charge` may leave a debt, for an answer that is longer than expected; `take` then refuses until
     the debt is refilled. In the long run no more passes than the rate.
-
-    Args:
-        rate_per_s: above 0.
-        burst: size of the full bucket, above 0.
-        clock: seconds, monotonic.
     """
 
-    __slots__ = ("_at_s", "_burst", "_clock", "_level", "_rate_per_s")
+    rate_per_s: float  # above 0
+    burst: float  # size of the full bucket, above 0
+    clock: Callable[[], float]  # seconds, monotonic
+    _level: float = field(init=False)
+    _at_s: float = field(init=False)
 
-    def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float]) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = burst
-        self._clock = clock
-        self._level = burst
-        self._at_s = clock()
+    def __post_init__(self) -> None:
+        self._level, self._at_s = self.burst, self.clock()
 
     def take(self, amount: float) -> float:
         """Take `amount`, if the bucket holds it or is full.
@@ -59,10 +55,10 @@ class Bucket:
             0.0 if it was taken; else the seconds until it can be, and nothing is taken.
         """
         self._fill()
-        needed = min(amount, self._burst)
+        needed = min(amount, self.burst)
         lacking = needed - self._level
         if lacking > needed * _ROUNDING:
-            return lacking / self._rate_per_s
+            return lacking / self.rate_per_s
         self._level -= amount
         return 0.0
 
@@ -74,14 +70,13 @@ class Bucket:
     def adjust(self, rate_per_s: float, burst: float) -> None:
         """Change the rate; a debt stays."""
         self._fill()
-        self._rate_per_s = rate_per_s
-        self._burst = burst
+        self.rate_per_s, self.burst = rate_per_s, burst
         self._level = min(self._level, burst)
 
     def _fill(self) -> None:
-        now_s = self._clock()
-        level = self._level + (now_s - self._at_s) * self._rate_per_s
-        self._level = min(level, self._burst)
+        now_s = self.clock()
+        level = self._level + (now_s - self._at_s) * self.rate_per_s
+        self._level = min(level, self.burst)
         self._at_s = now_s
 
 

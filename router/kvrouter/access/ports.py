@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     return public, [row for row in listed if row[1] in CONTROL | BOTH]
 
 
+@dataclass(eq=False)
 class Ports:
     """Opens and closes both servers; `control` needs no key, and may be None."""
 
-    def __init__(self, public: HttpServer, control: HttpServer | None) -> None:
-        self.public = public
-        self.control = control
-        self._tls: ssl.SSLContext | None = None
-        self._renewing: asyncio.Task[None] | None = None
+    public: HttpServer
+    control: HttpServer | None
+    _tls: ssl.SSLContext | None = field(default=None, init=False)
+    _renewing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def listen(self, host: str, port: int, settings: PortSettings) -> int:
         """Open both; returns the public port. Raises OSError with a sentence."""

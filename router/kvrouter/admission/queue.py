@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 from operator import attrgetter
@@ -124,31 +124,19 @@ class Waiting:
     era: int = 0  # of the accounts, when its turn came
 
 
+@dataclass(eq=False)
 class Admission:
-    """Admits requests, or queues them.
+    """Admits requests, or queues them."""
 
-    Args:
-        limit: requests in flight at a time.
-        queue_size: requests that may wait.
-        clock: seconds, monotonic.
-
-    Attributes:
-        requests: in flight now.
-        waiting: in the queue now; 0 while there is room.
-    """
-
-    def __init__(
-        self, limit: int, queue_size: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.limit = limit
-        self.queue_size = queue_size
-        self.requests = 0
-        self.waiting = 0
-        self._clock = clock
-        self._accounts = Accounts()
-        self._queues: dict[str, list[Waiting]] = {}
-        self._number = 0
-        self._mean_wait_s = 1.0
+    limit: int  # requests in flight at a time
+    queue_size: int = 0  # requests that may wait
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    requests: int = field(default=0, init=False)  # in flight now
+    waiting: int = field(default=0, init=False)  # in the queue now; 0 while there is room
+    _accounts: Accounts = field(default_factory=Accounts, init=False)
+    _queues: dict[str, list[Waiting]] = field(default_factory=dict, init=False)
+    _number: int = field(default=0, init=False)
+    _mean_wait_s: float = field(default=1.0, init=False)
 
     def resize(self, limit: int, queue_size: int) -> None:
         """Change the bounds; requests in flight or in the queue stay."""
@@ -200,7 +188,7 @@ class Admission:
             wake: called once, when `Waiting.turn` is ADMITTED or PUSHED_OUT; must not raise.
         """
         self._number += 1
-        waiting = Waiting(tenant, priority, work, self._number, self._clock(), wake)
+        waiting = Waiting(tenant, priority, work, self._number, self.clock(), wake)
         if self.waiting >= self.queue_size:
             worst = self._worst(waiting)
             if worst is None:
@@ -222,7 +210,7 @@ class Admission:
 
     def waited_s(self, waiting: Waiting) -> float:
         """Seconds since it entered the queue."""
-        return self._clock() - waiting.since_s
+        return self.clock() - waiting.since_s
 
     @property
     def retry_after_s(self) -> int:

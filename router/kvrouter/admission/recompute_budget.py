@@ -7,6 +7,7 @@ injected clock; it grants or refuses, and never waits.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@dataclass(eq=False, slots=True)
 class Grant:
     """Tokens taken from a `RecomputeBudget`; its owner must release it."""
 
-    __slots__ = ("_budget", "since", "tokens")
-
-    def __init__(self, budget: RecomputeBudget, tokens: int, since: float) -> None:
-        self._budget: RecomputeBudget | None = budget
-        self.tokens = tokens
-        self.since = since
+    _budget: RecomputeBudget | None  # None: it is released
+    tokens: int
+    since: float
 
     def release(self) -> None:
         """Give the tokens back. Idempotent."""
@@ -31,17 +30,17 @@ class Grant:
             budget._released(self)
 
 
+@dataclass(eq=False)
 class RecomputeBudget:
     """Grants tokens within a limit; 0 refuses everything.
 
     A request above the limit is granted if it is alone.
     """
 
-    def __init__(self, limit_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit_tokens = limit_tokens
-        self.tokens = 0
-        self._clock = clock
-        self._mean_s = 1.0
+    limit_tokens: int  # may change
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    tokens: int = field(default=0, init=False)  # granted now
+    _mean_s: float = field(default=1.0, init=False)
 
     def take(self, tokens: int, held: Grant | None = None) -> Grant | None:
         """Take `tokens`; None if that exceeds the budget.
@@ -55,7 +54,7 @@ class RecomputeBudget:
             return None
         self.tokens += more
         if held is None:
-            return Grant(self, tokens, self._clock())
+            return Grant(self, tokens, self.clock())
         held.tokens += more
         return held
 
@@ -66,4 +65,4 @@ class RecomputeBudget:
 
     def _released(self, grant: Grant) -> None:
         self.tokens -= grant.tokens
-        self._mean_s += 0.2 * (self._clock() - grant.since - self._mean_s)
+        self._mean_s += 0.2 * (self.clock() - grant.since - self._mean_s)

@@ -6,6 +6,7 @@ Both are bounded in number and time. A client that leaves gives up its place at 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from sys import maxsize
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -130,13 +131,15 @@ class ModelGates:
             gate.resize(limits.get(name, maxsize), fleet.queue_size)
 
 
+@dataclass(eq=False)
 class EngineWait:
     """Lets at most `size` requests wait for an engine, each for at most `timeout_s`."""
 
-    def __init__(self, timeout_s: float, size: int, metrics: Metrics) -> None:
-        self.timeout_s = timeout_s
-        self.size = size
-        self._metrics = metrics
+    timeout_s: float
+    size: int
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
         self._joined = asyncio.Event()
         self.waiting = 0
 
@@ -157,7 +160,7 @@ class EngineWait:
         if found or self.waiting >= self.size:
             return found
         end_s = monotonic() + self.timeout_s
-        counts = self._metrics.of(model)
+        counts = self.metrics.of(model)
         self.waiting += 1
         counts.waiting += 1
         try:

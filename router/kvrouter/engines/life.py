@@ -8,7 +8,7 @@ a parser may hold back what a core generates. Prefill legs and queues owe nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -162,17 +162,14 @@ class Progress:
         self._last_s, self._looks, self._tokens = at_s, 0, None
 
 
+@dataclass(eq=False)
 class Lives:
-    """The machines of all servers and targets, within limits that they share.
+    """The machines of all servers and targets, within limits that they share."""
 
-    `clock` is in seconds, that of the connections to engines.
-    """
-
-    def __init__(self, clock: Callable[[], float], limits: LifeLimits) -> None:
-        self.limits = limits
-        self.clock = clock
-        self._pulses: dict[Engine, Pulse] = {}
-        self._progress: dict[Engine, Progress] = {}
+    clock: Callable[[], float]  # seconds, that of the connections to engines
+    limits: LifeLimits
+    _pulses: dict[Engine, Pulse] = field(default_factory=dict, init=False)
+    _progress: dict[Engine, Progress] = field(default_factory=dict, init=False)
 
     def pulse(self, server: Engine) -> Pulse:
         """The signs of life of `server`."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     ]
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """A leg's reservation on an engine, made by `EnginePool.reserve`; its owner must release it.
 
@@ -33,24 +34,13 @@ class Ticket:
     those of the prompt that a decode leg has still to compute.
     """
 
-    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "prefill", "tokens", "work_s")
-
-    def __init__(  # noqa: PLR0917
-        self,
-        pool: EnginePool,
-        engine: Engine,
-        tokens: int,
-        computing_tokens: int,
-        prefill: bool,
-        work_s: float,
-    ) -> None:
-        self._pool: EnginePool | None = pool
-        self.engine = engine
-        self.tokens = tokens
-        self.computing_tokens = computing_tokens
-        self.prefill = prefill
-        self.work_s = work_s
-        self.begun = False
+    _pool: EnginePool | None  # None: it is released
+    engine: Engine
+    tokens: int
+    computing_tokens: int
+    prefill: bool
+    work_s: float
+    begun: bool = False
 
     def begin(self) -> None:
         """Count the leg as in flight from now on. Idempotent; no effect after `release`."""
