@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from errno import ECONNREFUSED
 from typing import TYPE_CHECKING, Final, Self
 
@@ -44,25 +44,14 @@ async def try_connection(host: str, port: int, timeout_s: float) -> None:
         writer.close()
 
 
+@dataclass(eq=False)
 class ProbeClient:
-    """Sends requests to engines. Its owner calls `close`, or uses it in an `async with`.
+    """Sends requests to engines. Its owner calls `close`, or uses it in an `async with`."""
 
-    Args:
-        worker_keys: API keys of engines; None: none.
-        trust: certificate authorities of engines with HTTPS; None: those of this machine.
-        timeout_s: for one GET by `body`; may change.
-    """
-
-    def __init__(
-        self,
-        worker_keys: WorkerKeys | None = None,
-        trust: Trust | None = None,
-        timeout_s: float = 5.0,
-    ) -> None:
-        self.timeout_s = timeout_s
-        self._trust = trust or Trust()
-        self._worker_keys = worker_keys or WorkerKeys()
-        self._session: aiohttp.ClientSession | None = None
+    worker_keys: WorkerKeys = field(default_factory=WorkerKeys)  # API keys of engines
+    trust: Trust = field(default_factory=Trust)  # authorities of engines with HTTPS
+    timeout_s: float = 5.0  # for one GET by `body`; may change
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,7 +79,7 @@ class ProbeClient:
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         sent = {} if body is None else {"content-type": "application/json"}
         if "://" not in path:  # a bootstrap server is another server, which gets no key
-            sent |= self._worker_keys.headers(engine.server.address)
+            sent |= self.worker_keys.headers(engine.server.address)
         try:
             async with self._session.request(
                 "GET" if body is None else "POST",
@@ -98,7 +87,7 @@ class ProbeClient:
                 data=body,
                 headers=sent,
                 allow_redirects=False,
-                ssl=self._trust.context if engine.server.tls else True,
+                ssl=self.trust.context if engine.server.tls else True,
                 timeout=aiohttp.ClientTimeout(total=deadline_s),
             ) as answer:
                 content = await read_bounded(answer, MAX_ANSWER_BYTES, ProbeFailed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
@@ -18,7 +19,7 @@ from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvrouter.membership.discovery.base import EngineSource, Members
     from kvrouter.membership.fleet import Fleet
@@ -73,18 +74,15 @@ class SourceStatus:
         self.reported.set()
 
 
+@dataclass(eq=False)
 class MergedSources:
-    """What sources name: engines go to `fleet`, all URLs of store nodes to `follow_nodes`.
+    """What sources name: engines go to `fleet`, all URLs of store nodes to `follow_nodes`."""
 
-    `statuses` are in the order of the sources.
-    """
-
-    def __init__(self, fleet: Fleet, follow_nodes: Callable[[list[str]], None]) -> None:
-        self._fleet = fleet
-        self._follow_nodes = follow_nodes
-        self.statuses: list[SourceStatus] = []
-        self._members: dict[str, Role] = {}  # engines
-        self._nodes: list[str] = []
+    fleet: Fleet
+    follow_nodes: Callable[[list[str]], None]
+    statuses: list[SourceStatus] = field(default_factory=list, init=False)  # by source, in order
+    _members: dict[str, Role] = field(default_factory=dict, init=False)  # engines
+    _nodes: list[str] = field(default_factory=list, init=False)
 
     def add(self, name: str) -> SourceStatus:
         """The listener for one more source."""
@@ -100,12 +98,12 @@ class MergedSources:
             if len(nodes) > MAX_NODES:
                 log.warning("of %d store nodes the first %d are used", len(nodes), MAX_NODES)
             self._nodes = used
-            self._follow_nodes(used)
+            self.follow_nodes(used)
         before = self._members
         after: dict[str, Role] = {a: r for a, r in named.items() if r is not Role.STORE}
         touched = {a for a in before.keys() | after.keys() if before.get(a) is not after.get(a)}
         touched.update(restored)
-        refused = self._fleet.follow(
+        refused = self.fleet.follow(
             {address: role for address, role in before.items() if address in touched},
             {address: role for address, role in after.items() if address in touched},
         )
@@ -113,35 +111,30 @@ class MergedSources:
         self._members = {a: r for a, r in after.items() if a not in refused}
 
 
+@dataclass(eq=False)
 class Discovery:
     """Brings what all sources name to its place, on the running loop. `start`, then `close`.
 
     fleet, follow_nodes: see `MergedSources`.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        sources: Iterable[EngineSource],
-        *,
-        first_report_s: float = FIRST_REPORT_S,
-        restart_s: float = RESTART_S,
-        follow_nodes: Callable[[list[str]], None] = lambda urls: None,
-    ) -> None:
-        self.merged = MergedSources(fleet, follow_nodes)
-        self._fleet = fleet
-        self._sources = tuple(sources)
-        self._first_report_s = first_report_s
-        self._restart_s = restart_s
+    fleet: Fleet
+    sources: Sequence[EngineSource]
+    first_report_s: float = FIRST_REPORT_S
+    restart_s: float = RESTART_S
+    follow_nodes: Callable[[list[str]], None] = lambda urls: None
+
+    def __post_init__(self) -> None:
+        self.merged = MergedSources(self.fleet, self.follow_nodes)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Follow the sources; returns when each has reported, or after `first_report_s`."""
-        for source in self._sources:
+        for source in self.sources:
             follow = self._follow(source, self.merged.add(source.name))
             self._tasks.append(asyncio.create_task(follow, name=f"discovery {source.name}"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._first_report_s):
+            async with asyncio.timeout(self.first_report_s):
                 for status in self.merged.statuses:
                     await status.reported.wait()
 
@@ -171,7 +164,7 @@ class Discovery:
             "kvrouter:engines_refused",
             f"Engines of any source that were not added because there were {MAX_ENGINES}, at each "
             "try.",
-            lambda: self._fleet.refused,
+            lambda: self.fleet.refused,
             grows=True,
         )
 
@@ -182,4 +175,4 @@ class Discovery:
             except Exception as error:  # a defect in one source must not end the others
                 log.exception("discovery %s", source.name)
                 status.failed(repr(error))
-            await asyncio.sleep(self._restart_s)
+            await asyncio.sleep(self.restart_s)

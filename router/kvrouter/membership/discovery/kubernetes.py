@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
@@ -50,42 +50,33 @@ class Times:
     longest_pause_s: float = 8.0
 
 
+@dataclass(eq=False, repr=False)
 class KubernetesSource:
     """Names the engines of Pods, or of a Service; see `options` and `engines`.
 
     A server that fails, hangs or refuses changes nothing. ValueError: the URL is wrong.
-
-    Args:
-        text: the URL.
-        context: takes the bootstrap ports that annotations tell, and which engines run on the host
-            of a store node.
-        find: the server and fresh credentials, for each watch anew; raises ApiFailed. None: as the
-            environment says.
-        times: deadlines and pauses.
     """
 
-    def __init__(
-        self,
-        text: str,
-        context: SourceContext,
-        *,
-        find: Callable[[str | None], Awaitable[ApiServer]] | None = None,
-        times: Times = Times(),
-    ) -> None:
-        self._wanted = read_url(text)
+    text: str  # the URL
+    # Takes the bootstrap ports that annotations tell, and which engines run on a store node's host.
+    context: SourceContext
+    # The server and fresh credentials, for each watch anew; raises ApiFailed.
+    find: Callable[[str | None], Awaitable[ApiServer]] = field(default_factory=ServerFinder)
+    times: Times = Times()
+
+    def __post_init__(self) -> None:
+        self._wanted = read_url(self.text)
         self.name = self._wanted.name
-        self._find = find or ServerFinder()
-        self._times = times
         self._bootstrap_ports: dict[str, int] = {}
         self._nodes: dict[str, str] = {}
         self._stores: dict[str, str] = {}  # of hosts with engines: also one that left
-        context.bootstrap_ports.maps.append(self._bootstrap_ports)
-        context.nodes.maps.append(self._nodes)
+        self.context.bootstrap_ports.maps.append(self._bootstrap_ports)
+        self.context.nodes.maps.append(self._nodes)
         self._told: dict[str, str] = {}  # of odd objects, as they were logged
 
     async def follow(self, listener: Listener) -> None:
         """See `EngineSource`. Reports events at once, and lost ones when the watch ends."""
-        times, mirror = self._times, self._mirror()
+        times, mirror = self.times, self._mirror()
         pause = BackOff(times.first_pause_s, times.longest_pause_s)
         loop = asyncio.get_running_loop()
         while True:
@@ -115,8 +106,8 @@ class KubernetesSource:
         Raises:
             Expired, ApiFailed, Unreadable: see there.
         """
-        times, wanted = self._times, self._wanted
-        async with Session(await self._find(wanted.context), times.answer_s) as session:
+        times, wanted = self.times, self._wanted
+        async with Session(await self.find(wanted.context), times.answer_s) as session:
             group = "/apis/discovery.k8s.io/v1" if wanted.slices else "/api/v1"
             kind = "endpointslices" if wanted.slices else "pods"
             namespace = wanted.namespace or session.server.namespace

@@ -49,18 +49,15 @@ class ApiServer:
     refused: Callable[[], None] = lambda: None
 
 
+@dataclass(eq=False)
 class Session:
-    """Requests to one server over connections of its own. Enter it.
+    """Requests to one server over connections of its own. Enter it."""
 
-    Args:
-        server: whom to ask.
-        answer_s: deadline of a page, and of the beginning of a watch.
-    """
+    server: ApiServer  # whom to ask
+    answer_s: float  # deadline of a page, and of the beginning of a watch
 
-    def __init__(self, server: ApiServer, answer_s: float) -> None:
-        self.server = server
-        self._answer_s = answer_s
-        self._http = aiohttp.ClientSession(headers=server.headers, trust_env=False)
+    def __post_init__(self) -> None:
+        self._http = aiohttp.ClientSession(headers=self.server.headers, trust_env=False)
 
     async def __aenter__(self) -> Session:
         return self
@@ -75,7 +72,7 @@ class Session:
             Expired: it is a 410.
             ApiFailed: there is no other answer within the deadline, or a longer one.
         """
-        async with self._answer(path, query) as answer, asyncio.timeout(self._answer_s):
+        async with self._answer(path, query) as answer, asyncio.timeout(self.answer_s):
             return await read_bounded(answer, MAX_PAGE_BYTES, ApiFailed)
 
     @asynccontextmanager
@@ -92,7 +89,7 @@ class Session:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The head of a 200, within the deadline; failures of what is done with it are told too."""
         with _told(self.server):
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self.answer_s):
                 answer = await self._get(path, query)
                 if answer.status != 200:
                     body = await read_bounded(answer, MAX_PAGE_BYTES, ApiFailed)

@@ -131,28 +131,16 @@ class _Answer(msgspec.Struct, rename="camel", frozen=True):
     status: _Status
 
 
+@dataclass(eq=False, repr=False)
 class ProgramCredentials:
-    """What a program answered, until that expires or `forget` is called.
+    """What a program answered, until that expires or `forget` is called."""
 
-    Args:
-        environment: of the program, before the kubeconfig adds to it.
-        deadline_s: for one run.
-        now: a clock of seconds since 1970.
-    """
-
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        deadline_s: float = DEADLINE_S,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        theirs = {n: value for n, value in environment.items() if not n.startswith("KVROUTER_")}
-        self._environment = theirs
-        self._deadline_s = deadline_s
-        self._now = now
-        self._asked: tuple[Program, str] | None = None
-        self._kept: Credentials | None = None
-        self._expires_at = 0.0
+    environment: Mapping[str, str]  # of the router, before the kubeconfig adds to it
+    deadline_s: float = DEADLINE_S  # for one run
+    now: Callable[[], float] = time.time  # a clock of seconds since 1970
+    _asked: tuple[Program, str] | None = field(default=None, init=False)
+    _kept: Credentials | None = field(default=None, init=False)
+    _expires_at: float = field(default=0.0, init=False)
 
     def forget(self) -> None:
         """Ask the program anew next time: the server did not accept its answer."""
@@ -161,7 +149,7 @@ class ProgramCredentials:
     async def get(self, program: Program, file: Kubeconfig) -> Credentials:
         """What `program` of `file` answers; ApiFailed: it cannot be had."""
         asked = (program, _question(program, file))
-        if self._kept is not None and asked == self._asked and self._now() < self._expires_at:
+        if self._kept is not None and asked == self._asked and self.now() < self._expires_at:
             return self._kept
         self._kept = None
         try:
@@ -178,9 +166,10 @@ class ProgramCredentials:
         command = program.command
         if os.sep in command:  # else it is looked up in PATH
             command = str(file.folder.absolute() / command)
+        own = {n: value for n, value in self.environment.items() if not n.startswith("KVROUTER_")}
         more = {each.name: each.value for each in program.env}
-        environment = {**self._environment, **more, "KUBERNETES_EXEC_INFO": question}
-        return await _output([command, *program.args], environment, self._deadline_s)
+        environment = {**own, **more, "KUBERNETES_EXEC_INFO": question}
+        return await _output([command, *program.args], environment, self.deadline_s)
 
 
 class _Output(asyncio.SubprocessProtocol):
@@ -320,27 +309,20 @@ def _credentials(status: _Status) -> Credentials:
     return made
 
 
+@dataclass(eq=False, repr=False)
 class ServerFinder:
     """Finds the API server, with credentials as they are now.
 
     As kubectl does, a kubeconfig that is named (by a context, or by KUBECONFIG) wins over the Pod's
     own account; outside of a Pod, ~/.kube/config is used.
-
-    Args:
-        environment: variables of the router.
-        account: the folder of the Pod's account.
-        program_s: deadline of a program that makes credentials.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] = os.environ,
-        account: Path = SERVICE_ACCOUNT,
-        program_s: float = DEADLINE_S,
-    ) -> None:
-        self._environment = environment
-        self._account = account
-        self._program = ProgramCredentials(environment, program_s)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of the router
+    account: Path = SERVICE_ACCOUNT  # the folder of the Pod's account
+    program_s: float = DEADLINE_S  # deadline of a program that makes credentials
+
+    def __post_init__(self) -> None:
+        self._program = ProgramCredentials(self.environment, self.program_s)
 
     async def __call__(self, context: str | None) -> ApiServer:
         """The server of a context, None: of the current one, or of the Pod's own cluster.
@@ -348,11 +330,11 @@ class ServerFinder:
         Raises:
             ApiFailed: files are missing or wrong, or a program is.
         """
-        host = self._environment.get("KUBERNETES_SERVICE_HOST", "")
-        files = self._environment.get("KUBECONFIG", "")
+        host = self.environment.get("KUBERNETES_SERVICE_HOST", "")
+        files = self.environment.get("KUBECONFIG", "")
         if context is None and not files and host:
-            port = self._environment.get("KUBERNETES_SERVICE_PORT", "443")
-            return await _in_thread(lambda: _own_account(host, port, self._account))
+            port = self.environment.get("KUBERNETES_SERVICE_PORT", "443")
+            return await _in_thread(lambda: _own_account(host, port, self.account))
         path = await _in_thread(lambda: first_that_exists(files or os.path.expanduser(_DEFAULT)))
         try:
             return await self._by_kubeconfig(path, context)

@@ -6,6 +6,7 @@ each, and say from where the next watch goes on.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -45,27 +46,21 @@ class Unreadable(Exception):
     """What came is no answer of such a server, or says that it failed; a sentence."""
 
 
+@dataclass(eq=False)
 class Mirror(Generic[T]):
-    """The engines of a collection, as its last list and the events since then name them.
+    """The engines of a collection, as its last list and the events since then name them."""
 
-    Args:
-        kind: the type of its objects.
-        name_engines: what one names; raises Odd.
-        most: engines; more are refused.
+    kind: type[T]  # the type of its objects
+    name_engines: Callable[[T], Named]  # what one names; raises Odd
+    most: int  # engines; more are refused
+    version: str = field(default="", init=False)  # from which to watch; "": list first
+    odd: dict[str, str] = field(default_factory=dict, init=False)
+    """What to correct in objects that are left out, by their names."""
+    read: int = field(default=0, init=False)  # events since it was made
 
-    Attributes:
-        version: from which to watch; "": a list is needed first.
-        odd: what to correct in objects that are left out, by their names.
-        read: events since it was made.
-    """
-
-    def __init__(self, kind: type[T], name_engines: Callable[[T], Named], most: int) -> None:
-        self.version = ""
-        self.odd: dict[str, str] = {}
-        self.read = 0
-        self._name_engines = name_engines
-        self._most = most
-        self._too_many = f"more than {most} members; select fewer"
+    def __post_init__(self) -> None:
+        kind = self.kind
+        self._too_many = f"more than {self.most} members; select fewer"
         self._objects = msgspec.json.Decoder(kind)
         self._pages: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[kind])  # type: ignore[valid-type]
         self._named: dict[str, Named] = {}
@@ -88,11 +83,11 @@ class Mirror(Generic[T]):
             Unreadable: see there; or there are more engines than `most`.
         """
         page: Page[T] = _decoded(self._pages, body, MAX_PAGE_CONTAINERS)
-        if len(page.items or ()) > self._most:
+        if len(page.items or ()) > self.most:
             raise Unreadable(self._too_many)
         for each in page.items or ():
             self._see(self._listed, each)
-        if max(len(self._listed), len(one_of_each(self._listed.values()))) > self._most:
+        if max(len(self._listed), len(one_of_each(self._listed.values()))) > self.most:
             raise Unreadable(self._too_many)
         if not page.metadata.more:
             self._named, self._listed = self._listed, {}
@@ -138,7 +133,7 @@ class Mirror(Generic[T]):
             self.odd.pop(name, None)
         else:
             self._see(self._named, seen)
-            if len(self._named) > self._most:
+            if len(self._named) > self.most:
                 raise Unreadable(self._too_many)
         return (self._named.get(name), self.odd.get(name)) != before
 
@@ -146,7 +141,7 @@ class Mirror(Generic[T]):
         """Keep what it names. NOTHING stays only where the object is odd."""
         name = seen.metadata.name
         try:
-            named = self._name_engines(seen)
+            named = self.name_engines(seen)
         except Odd as odd:
             into[name], self.odd[name] = NOTHING, str(odd)
             return
