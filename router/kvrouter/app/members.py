@@ -117,8 +117,8 @@ def _make_life_watch(core: Core, prober: Prober) -> LifeWatch:
 
 
 def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:
-    prefix, pool = core.settings.redis_prefix, core.pool
-    return Group(redis, prefix, pool=pool, fleet=fleet, index=core.index, tracker=core.tracker)
+    prefix = core.settings.redis_prefix
+    return Group(redis, prefix, core.pool, fleet, core.index, core.tracker)
 
 
 def _follow_pool(core: Core, compatibility: CompatibilityMonitor, life: LifeWatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import AccessKeys
@@ -127,21 +128,17 @@ def _follow_limits(app: App, after: RouterSettings) -> None:
     prober.lives.limits.follow(after.life_limits)
 
 
+@dataclass(eq=False)
 class Reload:
     """Reads the settings again on SIGHUP, in a thread, and has the router follow them.
 
     Signals that come while they are read make one more reading after it.
-
-    Args:
-        app: the router.
-        reread: loads the settings; raises UsageError if they cannot be used.
     """
 
-    def __init__(self, app: App, reread: Callable[[], RouterSettings]) -> None:
-        self._app = app
-        self._reread = reread
-        self._wanted = False
-        self._task: asyncio.Task[None] | None = None
+    app: App
+    reread: Callable[[], RouterSettings]  # raises UsageError if the settings cannot be used
+    _wanted: bool = field(default=False, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def begin(self) -> None:
         """Read the settings again soon."""
@@ -162,11 +159,11 @@ class Reload:
                 settings, keys = await asyncio.to_thread(self._read)
             except (UsageError, ValueError) as error:
                 log.error("SIGHUP: the router keeps its settings: %s", error)
-                if self._app.events is not None:
-                    self._app.events.reload_refused()
+                if self.app.events is not None:
+                    self.app.events.reload_refused()
             else:
-                follow(self._app, settings, keys)
+                follow(self.app, settings, keys)
 
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
-        settings = self._reread()
+        settings = self.reread()
         return settings, AccessKeys.read(settings)

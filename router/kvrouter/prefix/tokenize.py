@@ -182,44 +182,31 @@ class LocalTokenizer:
         return array("I", self._tokenizer.encode(text).ids)
 
 
+@dataclass(eq=False)
 class TokenSource:
     """Finds the token ids of prompts; caches the latest.
 
-    Args:
-        post: sends a body to an engine's path and returns the body of its 200, within so many
-            seconds; raises OSError or ValueError otherwise.
-        local: tokenizer for texts, used once an engine's ids were found to be the same.
-        max_bytes: bound of the cache.
-        patience: seconds that a request waits, by the bytes of its prompt.
-        quick: remembers which engines answer in time.
-        clock: seconds, monotonic.
-
-    Attributes:
-        counts: cache_hits, local, engine, failed, late; each only grows.
+    `post` sends a body to an engine's path and returns the body of its 200, within so many seconds;
+    it raises OSError or ValueError otherwise.
     """
 
-    def __init__(
-        self,
-        post: Post,
-        local: LocalTokenizer | None = None,
-        max_bytes: int = CACHED_BYTES,
-        *,
-        patience: Callable[[int], float] = patience_s,
-        quick: QuickEngines | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._post = post
-        self._local = local
-        self._patience = patience
-        self._quick = quick or QuickEngines(clock)
-        self._clock = clock
+    post: Post
+    local: LocalTokenizer | None = None  # for texts, once an engine's ids were found to be the same
+    max_bytes: int = CACHED_BYTES  # bound of the cache
+    patience: Callable[[int], float] = patience_s  # seconds of a request, by its prompt's bytes
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    """cache_hits, local, engine, failed, late; each only grows."""
+
+    def __post_init__(self) -> None:
+        self._quick = QuickEngines(self.clock)
         self._turn = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._encoding: dict[bytes, asyncio.Task[PromptTokens]] = {}  # by key of the prompt
         self._agrees: dict[str, bool] = {}  # by model: whether the local tokenizer is the engines'
-        self._cache: ByteCache[bytes, PromptTokens] = ByteCache(max_bytes, max_bytes // 16, _size)
+        most = self.max_bytes
+        self._cache: ByteCache[bytes, PromptTokens] = ByteCache(most, most // 16, _size)
         self._threads: ThreadPoolExecutor | None = None
-        self.counts: Counter[str] = Counter()
 
     @property
     def use(self) -> CacheUse:
@@ -251,8 +238,8 @@ class TokenSource:
         if found is not None:
             self.counts["cache_hits"] += 1
             return found
-        if text is not None and self._local is not None and await self._trusted(engines, model):
-            return await self._encode(self._local, key, text)
+        if text is not None and self.local is not None and await self._trusted(engines, model):
+            return await self._encode(self.local, key, text)
         return await self._ask(engines, body, key)
 
     async def rendered(
@@ -276,12 +263,12 @@ class TokenSource:
     async def _trusted(self, engines: Sequence[Engine], model: str) -> bool:
         """Whether the local tokenizer agrees with the engine's on a trial text: asked once."""
         agrees = self._agrees.get(model)
-        if agrees is None and self._local is not None:
+        if agrees is None and self.local is not None:
             trial = orjson.dumps({"model": model, "prompt": TRIAL_TEXT})
             theirs = self._cache.get(trial) or await self._ask(engines, trial, trial)
             if theirs is None:
                 return False
-            agrees = theirs.ids == self._local.encode(TRIAL_TEXT).tobytes()
+            agrees = theirs.ids == self.local.encode(TRIAL_TEXT).tobytes()
             self._agrees[model] = agrees
             if not agrees:
                 log.warning(
@@ -299,7 +286,7 @@ class TokenSource:
         if task is None and len(self._encoding) < MAX_ENCODING:
             task = self._encoding[key] = self._begin(self._in_thread(local, key, text))
         if task is not None:
-            await asyncio.wait({task}, timeout=self._patience(len(text)))
+            await asyncio.wait({task}, timeout=self.patience(len(text)))
         found = task.result() if task is not None and task.done() else None
         self.counts["local" if found is not None else "late"] += 1
         return found
@@ -325,7 +312,7 @@ class TokenSource:
         member: str = "tokens",
     ) -> PromptTokens | None:
         """The ids that an engine tells in time, or another one after half of that."""
-        wait_s, question = self._patience(len(body)), (path, body, key, member)
+        wait_s, question = self.patience(len(body)), (path, body, key, member)
         trial = self._quick.trial(engines)
         if trial is not None:
             self._begin(self._try(trial, question, wait_s))
@@ -333,9 +320,9 @@ class TokenSource:
         self._turn += 1
         tries = min(MAX_TRIES, len(quick))
         for at in range(tries):
-            engine, begun_s = quick[(self._turn + at) % len(quick)], self._clock()
+            engine, begun_s = quick[(self._turn + at) % len(quick)], self.clock()
             found = await self._answer(engine, question, wait_s / tries)
-            if found is not None or self._clock() - begun_s < NEARLY * wait_s / tries:
+            if found is not None or self.clock() - begun_s < NEARLY * wait_s / tries:
                 self.counts["engine" if found is not None else "failed"] += 1
                 return found
             self._was_late(engine, question, wait_s / tries)
@@ -348,7 +335,7 @@ class TokenSource:
         """What one engine answers within that time."""
         path, body, key, member = question
         try:
-            found = _read(await self._post(engine, path, body, wait_s), member)
+            found = _read(await self.post(engine, path, body, wait_s), member)
         except (OSError, ValueError) as error:
             log.debug("%s does not tokenise: %s", engine.address, error)
             return None
@@ -366,9 +353,9 @@ class TokenSource:
 
     async def _try(self, engine: Engine, question: _Question, wait_s: float) -> None:
         """Ask an engine that was late; its answer is for the next request with that prompt."""
-        begun_s = self._clock()
+        begun_s = self.clock()
         await self._answer(engine, question, TRIAL_S)
-        if self._clock() - begun_s >= wait_s:
+        if self.clock() - begun_s >= wait_s:
             self._quick.was_late(engine)
         elif self._quick.was_quick(engine):
             log.info("%s tokenises in time again", engine.address)

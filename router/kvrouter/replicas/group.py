@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass, field
 from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
@@ -54,55 +55,39 @@ ASK_AGAIN_S: Final = 2.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Group:
     """What this router shares. `start` it when its engines have been probed; `close` ends it.
 
-    Args:
-        redis: the client; not closed here.
-        prefix: of every key and channel.
-        pool: the engines.
-        fleet: adds and removes engines.
-        index: blocks that engines hold.
-        tracker: knows which engines publish KV events; None if the router receives none.
-        clock: seconds, monotonic.
-
     Attributes:
-        id: of this process.
-        name: for people.
-        redis: the client.
-        fleet: for the admin API in place of the given one: other routers follow its changes.
+        fleet: for the admin API in place of `own_fleet`: other routers follow its changes.
         holdings: receives the blocks that this router believes engines to hold.
         counts: messages sent, received, lost and refused, by kind.
         peers: the other routers.
-        lag_s: between the last message and its arrival at this router itself.
     """
 
-    def __init__(
-        self,
-        redis: RedisClient,
-        prefix: str,
-        *,
-        pool: EnginePool,
-        fleet: Fleet,
-        index: PrefixIndex,
-        tracker: CacheTracker | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.id = token_hex(8)
-        self.name = ""
-        self.redis = redis
-        self.lag_s = 0.0
-        self._clock = clock
-        self._key = f"{prefix}:router:{self.id}"
-        self._all_routers = f"{prefix}:routers"
-        self._inbox_of = f"{prefix}:router:{{}}".format
-        self._pool = pool
+    redis: RedisClient  # not closed here
+    prefix: str  # of every key and channel
+    pool: EnginePool
+    own_fleet: Fleet  # adds and removes engines, on this router alone
+    index: PrefixIndex  # blocks that engines hold
+    tracker: CacheTracker | None  # knows who publishes KV events; None: the router receives none
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    id: str = field(default_factory=lambda: token_hex(8), init=False)  # of this process
+    name: str = field(default="", init=False)  # for people
+    lag_s: float = field(default=0.0, init=False)  # of its own last message, until it arrived here
+
+    def __post_init__(self) -> None:
+        pool = self.pool
+        self._key = f"{self.prefix}:router:{self.id}"
+        self._all_routers = f"{self.prefix}:routers"
+        self._inbox_of = f"{self.prefix}:router:{{}}".format
         self._outbox = Outbox(self.id, self._all_routers)
         self.counts = self._outbox.counts
-        self.peers = Peers(pool, clock)
+        self.peers = Peers(pool, self.clock)
         self._changes = Changes(self.id)
-        self.fleet = SharedFleet(fleet, pool, self._changes)
-        self.holdings = Holdings(pool, index, tracker, self._queue, self.counts)
+        self.fleet = SharedFleet(self.own_fleet, pool, self._changes)
+        self.holdings = Holdings(pool, self.index, self.tracker, self._queue, self.counts)
         self._tasks: list[asyncio.Task[None]] = []
         self._snapshots: dict[str, Iterator[Item | None]] = {}
         self._asked_s: dict[str, float] = {}
@@ -114,7 +99,7 @@ class Group:
     def start(self, port: int) -> None:
         """Begin to share; `port` is this router's own."""
         self.name = f"{gethostname()}:{port}"
-        self._pool.on_join(self.peers.engine_joined)
+        self.pool.on_join(self.peers.engine_joined)
         self._tasks.append(asyncio.create_task(self._publish(), name="replicas publish"))
         self._tasks.append(asyncio.create_task(self._receive(), name="replicas receive"))
 
@@ -145,7 +130,7 @@ class Group:
             await asyncio.sleep(TICK_S)
 
     async def _publish_once(self) -> None:
-        now = self._clock()
+        now = self.clock()
         self.fleet.carry_out()
         self._expire()
         commands: list[tuple[str | bytes | int, ...]] = []
@@ -161,12 +146,12 @@ class Group:
     def _queue_state(self, now: float) -> None:
         load = {
             engine.address: engine.tokens - engine.remote_tokens
-            for engine in self._pool.targets()
+            for engine in self.pool.targets()
             if engine.tokens != engine.remote_tokens
         }
         prefills = {
             engine.address: (legs, tokens, max(0, round(1000 * work_s)))
-            for engine in self._pool.targets()
+            for engine in self.pool.targets()
             for legs, tokens, work_s in (engine.prefilling.own,)
             if legs
         }
@@ -234,7 +219,7 @@ class Group:
         if envelope.sender == self.id:
             sent_s = self._sent_s.get(envelope.number)
             if sent_s is not None:
-                self.lag_s = self._clock() - sent_s
+                self.lag_s = self.clock() - sent_s
             return
         try:
             self._take_all(envelope.sender, envelope.number, envelope.items)
@@ -272,7 +257,7 @@ class Group:
 
     def _ask(self, peer: Peer, epoch: int) -> None:
         """Ask for a snapshot; if the last request is recent, one of the next states does it."""
-        now = self._clock()
+        now = self.clock()
         if now - self._asked_s.get(peer.id, -ASK_AGAIN_S) >= ASK_AGAIN_S:
             self._asked_s[peer.id] = now
             peer.epoch = epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.replicas.messages import (
@@ -31,24 +32,19 @@ class _Queued(NamedTuple):
     bytes: int
 
 
+@dataclass(eq=False)
 class Outbox:
-    """A queue of at most `max_bytes`; each item has a channel.
+    """A queue of at most `max_bytes`; each item has a channel, as that to `all_routers`."""
 
-    Attributes:
-        number: of the last envelope to all routers, the only numbered channel.
-        epoch: grows when items were dropped or may not have arrived.
-        counts: dropped_items, envelopes, bytes; each only grows.
-    """
-
-    def __init__(self, sender: str, all_routers: str, max_bytes: int = MAX_QUEUED_BYTES) -> None:
-        self._sender = sender
-        self._all_routers = all_routers
-        self._max_bytes = max_bytes
-        self._queued: deque[_Queued] = deque()
-        self._bytes = 0
-        self.number = 0
-        self.epoch = 0
-        self.counts: Counter[str] = Counter()
+    sender: str
+    all_routers: str
+    max_bytes: int = MAX_QUEUED_BYTES
+    number: int = field(default=0, init=False)  # of the last envelope to all, which alone have one
+    epoch: int = field(default=0, init=False)  # grows when items were dropped or may not have come
+    # dropped_items, envelopes, bytes; each only grows
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    _queued: deque[_Queued] = field(default_factory=deque, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def __len__(self) -> int:
         """Items in the queue."""
@@ -57,15 +53,15 @@ class Outbox:
     @property
     def room(self) -> bool:
         """Whether three quarters of the queue are free: items that can wait, wait until then."""
-        return self._bytes < self._max_bytes // 4
+        return self._bytes < self.max_bytes // 4
 
     def put(self, channel: str, item: Item) -> None:
         """Queue `item`; the oldest are dropped if there is no room."""
         size = cost(item)
         self._queued.append(_Queued(channel, item, size))
         self._bytes += size
-        if self._bytes > self._max_bytes:
-            while self._bytes > self._max_bytes and self._queued:
+        if self._bytes > self.max_bytes:
+            while self._bytes > self.max_bytes and self._queued:
                 self._bytes -= self._queued.popleft().bytes
                 self.counts["dropped_items"] += 1
             self.epoch += 1
@@ -81,10 +77,10 @@ class Outbox:
                 size += item.bytes
             self._bytes -= size
             taken += size
-            public = channel == self._all_routers
+            public = channel == self.all_routers
             self.number += public
             number = self.number if public else 0
-            content = encode(Envelope(VERSION, self._sender, number, items))
+            content = encode(Envelope(VERSION, self.sender, number, items))
             self.counts["envelopes"] += 1
             self.counts["bytes"] += len(content)
             yield channel, content

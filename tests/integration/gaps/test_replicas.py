@@ -63,7 +63,7 @@ class Routers:
         fleet = Fleet(self.pool, Watched())  # type: ignore[arg-type]
         index = PrefixIndex(100_000)
         self.group = Group(
-            self.client, "gaps", pool=self.pool, fleet=fleet, index=index, tracker=None
+            self.client, "gaps", pool=self.pool, own_fleet=fleet, index=index, tracker=None
         )
         self.redis = Redis.from_url(server.url)
 

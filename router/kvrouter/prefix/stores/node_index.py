@@ -6,6 +6,7 @@ Of a node of which anything may have been missed, it says nothing: that node is 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -70,31 +71,23 @@ class NodeMapping:
         return False
 
 
+@dataclass(eq=False)
 class NodeIndex:
-    """Listens to nodes on the running loop; its owner calls `tick` regularly, and `close`.
+    """Listens to nodes on the running loop; its owner calls `tick` regularly, and `close`."""
 
-    Args:
-        max_blocks: that it remembers of all nodes together.
-        ports: of the nodes' events, by `HOST:PORT`; under "" that of all others.
-        replay_ports: the same of their replays.
-        clock: seconds, monotonic.
-    """
+    max_blocks: int  # that it remembers of all nodes together
+    ports: Mapping[str, int]  # of the nodes' events, by `HOST:PORT`; under "" that of all others
+    replay_ports: Mapping[str, int]  # the same of their replays
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
 
-    def __init__(
-        self,
-        max_blocks: int,
-        ports: Mapping[str, int],
-        replay_ports: Mapping[str, int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._index = PrefixIndex(max_blocks)
-        self._room = int(ROOM * max_blocks)
-        self._clock, self._relearn_at = clock, 0.0
+    def __post_init__(self) -> None:
+        self._index = PrefixIndex(self.max_blocks)
+        self._relearn_at = 0.0
         self._mapping = NodeMapping(self._index)
         self._tracker = CacheTracker(
-            self._index, lambda _: None, lambda _: None, clock=clock, mapping=self._mapping
+            self._index, lambda _: None, lambda _: None, clock=self.clock, mapping=self._mapping
         )
-        self._intake = EventIntake(self._tracker, ports, replay_ports)
+        self._intake = EventIntake(self._tracker, self.ports, self.replay_ports)
         self._nodes: dict[str, Engine] = {}  # what publishes, by URL
 
     @property
@@ -140,7 +133,7 @@ class NodeIndex:
         """Do what is due; to be called several times a second."""
         self._index.sweep()
         self._tracker.tick()
-        if len(self._index) <= self._room and self._clock() >= self._relearn_at:
+        if len(self._index) <= ROOM * self.max_blocks and self.clock() >= self._relearn_at:
             self._relearn_one()
 
     def close(self) -> None:
@@ -155,7 +148,7 @@ class NodeIndex:
         """Learn a node again of which blocks may have been forgotten, now that there is room."""
         for node in self._nodes.values():
             if self._tracker.confidence(node) is Reason.FULL:
-                self._relearn_at = self._clock() + RELEARN_S
+                self._relearn_at = self.clock() + RELEARN_S
                 self._forget(node)
                 self._tracker.engine_joined(node)
                 return

@@ -103,26 +103,17 @@ class Span:
             self.error = str(raised)[:MAX_ERROR_CHARS]
 
 
+@dataclass(eq=False, slots=True)
 class Trace:
-    """The spans of one request; the first span is the request itself.
+    """The spans of one request; the first span is the request itself."""
 
-    Args:
-        parent: the client's span, or None.
-        trace_id: of the trace.
-        random: makes ids.
+    parent: Parent | None  # the client's span
+    trace_id: int
+    random: Random  # makes ids
+    began_s: float = field(default_factory=time, init=False)  # Unix time of `spans[0].begun_s`
+    spans: list[Span] = field(init=False)  # the request, then its parts as they began
 
-    Attributes:
-        spans: the request, then its parts in the order in which they began.
-        began_s: Unix time of `spans[0].begun_s`.
-    """
-
-    __slots__ = ("_random", "began_s", "parent", "spans", "trace_id")
-
-    def __init__(self, parent: Parent | None, trace_id: int, random: Random) -> None:
-        self._random = random
-        self.parent = parent
-        self.trace_id = trace_id
-        self.began_s = time()
+    def __post_init__(self) -> None:
         self.spans = [Span("kvrouter.request", "server", self._id(), monotonic())]
 
     @property
@@ -160,33 +151,25 @@ class Trace:
         return context_lines(self.trace_id, span.span_id, state, sampled=True)
 
     def _id(self) -> int:
-        return self._random.getrandbits(_SPAN_BITS) or 1
+        return self.random.getrandbits(_SPAN_BITS) or 1
 
 
+@dataclass(eq=False)
 class Tracing:
     """Decides which requests are traced, and takes their traces.
 
-    Args:
-        ratio: share of the requests without a parent that are traced, 0 to 1.
-        client: what a client's `traceparent` decides. follow: continue its trace, and record it if
-            the client does; join: continue its trace, and record it by `ratio`; ignore: nothing.
-        take: called with each trace at its end; must not wait.
-        random: makes ids and draws.
+    A client's `traceparent` decides: follow: continue its trace, and record it if the client does;
+    join: continue its trace, and record it by `ratio`; ignore: nothing.
     """
 
-    def __init__(
-        self,
-        ratio: float,
-        client: Client,
-        take: Callable[[Trace], None],
-        random: Random | None = None,
-    ) -> None:
-        self._ratio = ratio
-        self._client = client
-        self._random = random or Random()
-        self._draw = self._random.random
+    ratio: float  # share of the requests without a parent that are traced, 0 to 1
+    client: Client
+    take: Callable[[Trace], None]  # called with each trace at its end; must not wait
+    random: Random = field(default_factory=Random)  # makes ids and draws
+
+    def __post_init__(self) -> None:
+        self._draw = self.random.random
         self._untraced = None, context_lines(self._trace_id(), 1, "", sampled=False)
-        self.take = take
 
     def begin(self, headers: Mapping[str, str]) -> tuple[Trace | None, bytes]:
         """The trace of a new request, or None, and header lines for its legs.
@@ -194,18 +177,18 @@ class Tracing:
         The lines switch off the tracing of engines. They are empty with a trace, whose legs have
         lines of their own. All requests without a trace share one id, which is never recorded.
         """
-        sampled = self._draw() < self._ratio
+        sampled = self._draw() < self.ratio
         if not sampled and "traceparent" not in headers:
             return self._untraced
         parent = read_parent(headers)
-        if parent is None or self._client == "ignore":
+        if parent is None or self.client == "ignore":
             if not sampled:
                 return self._untraced
-            return Trace(None, self._trace_id(), self._random), b""
-        if parent.sampled if self._client == "follow" else sampled:
-            return Trace(parent, parent.trace_id, self._random), b""
+            return Trace(None, self._trace_id(), self.random), b""
+        if parent.sampled if self.client == "follow" else sampled:
+            return Trace(parent, parent.trace_id, self.random), b""
         state = parent.state
         return None, context_lines(parent.trace_id, parent.span_id, state, sampled=False)
 
     def _trace_id(self) -> int:
-        return self._random.getrandbits(_TRACE_BITS) or 1
+        return self.random.getrandbits(_TRACE_BITS) or 1
