@@ -58,8 +58,3 @@ class PortSettings(BaseModel):
             return None
         with about("--ssl-certfile, --ssl-keyfile, --ssl-ca-certs:"):
             return server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
-
-    @property
-    def admin_host(self) -> str | None:
-        """The address of /workers, if it is on a port of its own."""
-        return self.control_host if self.control_port is not None else None

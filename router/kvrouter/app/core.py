@@ -145,7 +145,7 @@ def limits_of(settings: RouterSettings) -> ServingLimits:
         max_choices=settings.max_choices,
         max_attempts=settings.retry_max_attempts,
         landing_timeout_s=settings.landing_timeout_s,
-        prefill_threshold=settings.usual_prefill_threshold,
+        prefill_threshold=settings.prefill_threshold or 0,
         model_thresholds=settings.model_thresholds,
         max_predicted_ttft_s=settings.max_predicted_ttft_s,
     )

@@ -94,9 +94,10 @@ class App:
             if remote is not None:
                 await remote.close()
         core.metrics.settle()
-        for local in (core.client, core.timer, self.lines):
-            if local is not None:
-                local.close()
+        core.client.close()
+        core.timer.close()
+        if self.lines is not None:
+            self.lines.flush()
         if self.exporter is not None:
             await asyncio.to_thread(self.exporter.close, TRACES_S)
 

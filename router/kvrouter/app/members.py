@@ -19,6 +19,7 @@ from kvrouter.membership.fleet import Fleet
 from kvrouter.membership.life_watch import LifeWatch
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.membership.prober import Prober
+from kvrouter.options.types import by_engine
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.redis.client import RedisClient
 from kvrouter.replicas.group import Group
@@ -61,11 +62,14 @@ def make_members(core: Core) -> Members:
     prober = _make_prober(core, context)
     life = _make_life_watch(core, prober)
     fleet, flags = Fleet(pool, prober), FlagsSource(settings.members)
-    compatibility = CompatibilityMonitor(pool, nodes.difference if nodes else digests_differ)
+    difference = nodes.manifests.difference if nodes is not None else digests_differ
+    compatibility = CompatibilityMonitor(pool, difference)
     _follow_pool(core, compatibility, life)
+    group = Group(redis, prefix, pool, fleet, core.index, core.tracker) if redis else None
     intake: EventIntake | None = None
     if core.tracker is not None:
-        ports, replay_ports = settings.kv_events_ports, settings.kv_replay_ports
+        ports = by_engine(settings.kv_events_connect)
+        replay_ports = by_engine(settings.kv_events_replay)
         intake = EventIntake(core.tracker, ports, replay_ports, settings.kv_events_bind)
         pool.on_join(intake.listen)
     pool.on_remove(partial(_forget, core, intake, life))
@@ -78,7 +82,7 @@ def make_members(core: Core) -> Members:
         compatibility=compatibility,
         intake=intake,
         redis=redis,
-        group=_make_group(core, fleet, redis) if redis is not None else None,
+        group=group,
     )
 
 
@@ -114,11 +118,6 @@ def _make_life_watch(core: Core, prober: Prober) -> LifeWatch:
         connections=core.client.connections,
         events_s=tracker.heard_s if tracker is not None else lambda _: None,
     )
-
-
-def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:
-    prefix = core.settings.redis_prefix
-    return Group(redis, prefix, core.pool, fleet, core.index, core.tracker)
 
 
 def _follow_pool(core: Core, compatibility: CompatibilityMonitor, life: LifeWatch) -> None:

@@ -314,7 +314,7 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _admin_needs_a_token(self) -> RouterSettings:
-        host = self.admin_host or self.host
+        host = self.host if self.control_port is None else self.control_host
         if self.admin and not self.admin_token.get_secret_value() and not is_loopback(host):
             raise ValueError(
                 f"with --admin, every client that reaches {host} could add and remove engines: "
@@ -414,11 +414,6 @@ class RouterSettings(
     def store_nodes(self) -> list[str]:
         """URLs of the store's nodes; empty without a store, or with one of another project."""
         return [url for url in self.store if not is_foreign(url)]
-
-    @property
-    def usual_prefill_threshold(self) -> int:
-        """`prefill_threshold`, or none."""
-        return self.prefill_threshold or 0
 
     @property
     def has_nodes(self) -> bool:

@@ -294,7 +294,7 @@ class Canary:
 
     def _offer(self, context: RequestContext, sent: SentTokens) -> None:
         """Hand over a complete answer of one engine whose tokens are all known."""
-        request, engine = context.request, self._engine(context)
+        request, engine = context.request, self.pool.target(context.route.decode_engine or "")
         complete = context.outcome.reason in ENDED_WELL and context.route.attempts == 1
         if not complete or not (sent.known and sent.tokens) or engine is None:
             return
@@ -319,7 +319,3 @@ class Canary:
         """Whether some engine names the tokens of its answers, and can answer alone."""
         families = (self.families.of(e) for e in self.pool.engines(Role.DECODE, model))
         return any(each.can_isolate and each.reports_tokens(request) for each in families)
-
-    def _engine(self, context: RequestContext) -> Engine | None:
-        address = context.route.decode_engine
-        return next((each for each in self.pool.targets() if each.address == address), None)

@@ -101,7 +101,9 @@ class Group:
         self.name = f"{gethostname()}:{port}"
         self.pool.on_join(self.peers.engine_joined)
         self._tasks.append(asyncio.create_task(self._publish(), name="replicas publish"))
-        self._tasks.append(asyncio.create_task(self._receive(), name="replicas receive"))
+        channels = (self._all_routers, self._inbox_of(self.id))
+        receive = self.redis.listen(channels, self._take, self._subscribed)
+        self._tasks.append(asyncio.create_task(receive, name="replicas receive"))
 
     async def close(self) -> None:
         """Leave the group; the others notice within a few seconds. Idempotent."""
@@ -196,10 +198,6 @@ class Group:
             self._snapshots.pop(peer.id, None)
 
     # -- receiving
-
-    async def _receive(self) -> None:
-        channels = (self._all_routers, self._inbox_of(self.id))
-        await self.redis.listen(channels, self._take, self._subscribed)
 
     def _subscribed(self) -> None:
         """Earlier messages are lost: ask all routers for snapshots, and announce this router."""

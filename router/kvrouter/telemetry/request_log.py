@@ -104,10 +104,6 @@ class RequestLog:
         if held:
             self._output.write(self._encode(held))
 
-    def close(self) -> None:
-        """Write the waiting lines."""
-        self.flush()
-
 
 def _json(lines: Sequence[RequestLine]) -> bytes:
     try:

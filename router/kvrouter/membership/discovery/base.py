@@ -91,10 +91,3 @@ def both_roles(named: Iterable[tuple[str, Role]]) -> dict[str, Role]:
         form, known = members.get(place, (address, role))
         members[place] = form if form != place else address, role if known is role else Role.BOTH
     return dict(members.values())
-
-
-def too_many(members: Members) -> str | None:
-    """The problem with more members than a source may name; None: there are not."""
-    if len(members) <= MAX_MEMBERS:
-        return None
-    return f"it names {len(members)} members; {MAX_MEMBERS} is the most"

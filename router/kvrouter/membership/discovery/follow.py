@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles, too_many
+from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
 from kvrouter.membership.fleet import MAX_ENGINES
 from kvrouter.telemetry.series import Reading
 
@@ -50,8 +50,8 @@ class SourceStatus:
 
     def named(self, members: Members, *, restore: bool = False) -> None:
         """See `Listener`."""
-        if problem := too_many(members):
-            self.failed(problem)
+        if len(members) > MAX_MEMBERS:
+            self.failed(f"it names {len(members)} members; {MAX_MEMBERS} is the most")
             return
         if members != self.members or not self.up:
             log.info("discovery %s names %d members", self.name, len(members))

@@ -168,7 +168,8 @@ class BlockMapping:
         domain = self.domain(engine)
         if names.domain != domain:
             self._change_domain(engine, names, domain)
-        if names.naming is Naming.UNKNOWN and domain is not None and _is_plain_root(event):
+        is_root = event.parent_block_hash is None
+        if names.naming is Naming.UNKNOWN and domain is not None and is_root and is_plain(event):
             self._learn_naming(engine, names, event, domain)
         if names.naming in (Naming.UNKNOWN, Naming.EXACT):
             if names.naming is Naming.UNKNOWN:
@@ -226,10 +227,6 @@ class BlockMapping:
             names.naming,
             remedy,
         )
-
-
-def _is_plain_root(event: BlockStored) -> bool:
-    return event.parent_block_hash is None and is_plain(event)
 
 
 def _id_of(block_hash: bytes) -> int:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
-from kvrouter.options.types import EnginePorts, by_engine
+from kvrouter.options.types import EnginePorts  # noqa: TC001 (pydantic reads it)
 
 
 class KvEventSettings(BaseModel):
@@ -61,16 +61,6 @@ class KvEventSettings(BaseModel):
         ):
             return value
         raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
-
-    @property
-    def kv_events_ports(self) -> dict[str, int]:
-        """Ports of publishers by the engine's address; under "" that of all others."""
-        return by_engine(self.kv_events_connect)
-
-    @property
-    def kv_replay_ports(self) -> dict[str, int]:
-        """Ports of replays by the engine's address; under "" that of all others."""
-        return by_engine(self.kv_events_replay)
 
     @property
     def takes_kv_events(self) -> bool:

@@ -226,7 +226,7 @@ class NodesView:
     index: NodeIndex | None = None  # None: no node is known to publish what it holds
     counts: Counter[str] = field(default_factory=Counter, init=False)  # also of nodes that left
     _views: dict[str, NodeView] = field(default_factory=dict, init=False)
-    _manifests: Manifests = field(default_factory=Manifests, init=False)
+    manifests: Manifests = field(default_factory=Manifests, init=False)  # at any of them
     _started: bool = field(default=False, init=False)
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _turn: int = field(default=0, init=False)
@@ -298,16 +298,12 @@ class NodesView:
         """As its connector says, which may name blocks otherwise than when the engine joined."""
         joined, manifest = identity.manifest if identity else None, handoff.manifest
         if joined and manifest:  # also the same again: it may have been reset before it restarted
-            self._manifests.rename(joined, manifest, handoff.groups)
+            self.manifests.rename(joined, manifest, handoff.groups)
         return manifest, handoff.blocks
 
     def current(self, manifest: str) -> str:
         """See `StoreView`."""
-        return self._manifests.current(manifest)
-
-    def difference(self, one: str, other: str) -> str:
-        """How two manifests differ, in a few words."""
-        return self._manifests.difference(one, other)
+        return self.manifests.current(manifest)
 
     async def match(self, manifest: str, hashes: bytes, origin: Origin | None = None) -> StoreMatch:
         """See `StoreView`. Of nodes that hold equally much, another one comes first each time."""
@@ -317,7 +313,7 @@ class NodesView:
         urls = list(self._views)
         self._turn = (self._turn + 1) % max(len(urls), 1)
         urls = urls[self._turn :] + urls[: self._turn]
-        groups = self._manifests.groups_of(self._manifests.current(manifest))
+        groups = self.manifests.groups_of(self.manifests.current(manifest))
         known = self.index.match(groups, hashes) if self.index is not None else {}
         held = {u: known[u] for u in urls if u in known and self._views[u].store.connected}
         best = max(held, key=held.__getitem__, default=None)
@@ -351,7 +347,7 @@ class NodesView:
         client.on_change = partial(self._changed, url)
         if self._started:
             client.start()
-        return NodeView(client, manifests=self._manifests, counts=self.counts)
+        return NodeView(client, manifests=self.manifests, counts=self.counts)
 
     def _changed(self, url: str, why_away: str) -> None:
         if why_away and url not in self._lost:

@@ -15,6 +15,7 @@ from tests.unit.router.prefix.events.test_tracker import chain_of
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
+from kvrouter.options.types import by_engine
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.settings import KvEventSettings
@@ -67,7 +68,8 @@ class Router:
         self.pool.on_leave(self.index.clear)
         self.pool.on_join(self.tracker.engine_joined)
         self.pool.on_leave(self.tracker.engine_left)
-        ports, replay_ports = settings.kv_events_ports, settings.kv_replay_ports
+        ports = by_engine(settings.kv_events_connect)
+        replay_ports = by_engine(settings.kv_events_replay)
         self.intake = EventIntake(self.tracker, ports, replay_ports, settings.kv_events_bind)
         self.pool.on_join(self.intake.listen)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
