@@ -9,7 +9,7 @@ from tests.page.test_window import Clock
 from kvrouter.control.page.board import Board
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
-from kvrouter.control.page.snapshot import Snapshots, Sources
+from kvrouter.control.page.snapshot import Snapshots
 from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
@@ -25,7 +25,7 @@ class Router:
         self.pool = EnginePool(self.clock)
         self.board = Board(self.clock)
         self.running = 0
-        sources = Sources(
+        self.snapshots = Snapshots(
             pool=self.pool,
             metrics=self.metrics,
             board=self.board,
@@ -36,8 +36,9 @@ class Router:
             load=lambda: Load(self.running, 10, 0, 0, 5),
             stores=StoreWatches(lambda: ()),
             policy="prefix",
+            clock=self.clock,
+            wall=lambda: 1e9 + self.clock.now_s,
         )
-        self.snapshots = Snapshots(sources, self.clock, lambda: 1e9 + self.clock.now_s)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds)):

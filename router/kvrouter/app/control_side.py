@@ -21,7 +21,7 @@ from kvrouter.control.gauges import (
 from kvrouter.control.load_gauges import load_gauges
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
-from kvrouter.control.page.snapshot import Snapshots, Sources
+from kvrouter.control.page.snapshot import Snapshots
 from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
@@ -89,7 +89,7 @@ def make_control_side(  # noqa: PLR0917
     public, control = split(rows)
     events = Events(members.prober.problem)
     core.pool.on_change(events.engine_changed)
-    snapshots = Snapshots(_sources(core, members, services.queue, board, events, status))
+    snapshots = _make_snapshots(core, members, services.queue, board, events, status)
     page = page_rows(snapshots.document, token)
     web = WebServer(control_app(on_path((*control, *page))))
     return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
@@ -103,16 +103,16 @@ def _lacks(store: StoreView) -> list[str]:
     return [f"the store node {url} is not connected" for url in store.away]
 
 
-def _sources(  # noqa: PLR0917
+def _make_snapshots(  # noqa: PLR0917
     core: Core,
     members: Members,
     queue: PrefillQueueWait | None,
     board: Board,
     events: Events,
     status: Status,
-) -> Sources:
+) -> Snapshots:
     store, queue_wait, engine_wait = core.store, core.queue_wait, core.engine_wait
-    return Sources(
+    return Snapshots(
         pool=core.pool,
         metrics=core.metrics,
         board=board,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -38,34 +39,30 @@ class RedisFailed(Exception):
     """Redis cannot be reached, did not answer in time, or refused a command; a sentence."""
 
 
+@dataclass(eq=False, repr=False)
 class RedisClient:
     """Sends commands to one Redis, and subscribes to its channels. Operations take turns.
 
     A failed operation is not repeated: Redis may have carried it out.
-
-    Args:
-        url: redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS.
-        deadline_s: of each operation.
-        idle_s: silence after which a subscription asks Redis for a sign of life.
-
-    Attributes:
-        connected: whether the last operation was answered.
-        counts: connects, failures, refused; each only grows.
     """
 
-    def __init__(self, url: str, *, deadline_s: float = DEADLINE_S, idle_s: float = IDLE_S) -> None:
+    url: str  # redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS
+    deadline_s: float = DEADLINE_S  # of each operation
+    idle_s: float = IDLE_S  # silence after which a subscription asks Redis for a sign of life
+    connected: bool = field(default=False, init=False)  # whether the last operation was answered
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    """connects, failures, refused; each only grows."""
+
+    def __post_init__(self) -> None:
         from redis.asyncio import Redis  # noqa: PLC0415 - only where it is used
         from redis.asyncio.connection import ConnectionPool, parse_url  # noqa: PLC0415
         from redis.asyncio.retry import Retry  # noqa: PLC0415
         from redis.backoff import NoBackoff  # noqa: PLC0415
         from redis.exceptions import RedisError  # noqa: PLC0415
 
-        self._url = url
-        self._deadline_s = deadline_s
-        self._idle_s = idle_s
         self._failures = (RedisError, OSError, TimeoutError)
         options: dict[str, Any] = {
-            **parse_url(url),
+            **parse_url(self.url),
             "socket_timeout": None,  # one deadline for all that an operation does, set below
             "socket_connect_timeout": None,
             "retry": Retry(NoBackoff(), 0),
@@ -78,13 +75,11 @@ class RedisClient:
         self._turn = asyncio.Lock()
         self._lost = False
         self._closed = False
-        self.connected = False
-        self.counts: Counter[str] = Counter()
 
     @property
     def name(self) -> str:
         """Its URL without secrets, for logs."""
-        return shown(self._url)
+        return shown(self.url)
 
     async def call(self, *command: str | bytes | float) -> Any:
         """The answer to one command: bytes, int, None or a list of such.
@@ -111,7 +106,7 @@ class RedisClient:
             for command in commands:
                 pipeline.execute_command(*command)
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(self.deadline_s):
                     answers: list[Any] = await pipeline.execute(raise_on_error=False)
             except self._failures as error:
                 raise self._failed(error) from None
@@ -140,7 +135,7 @@ class RedisClient:
         while True:
             try:
                 async with self._redis.pubsub() as subscription:
-                    async with asyncio.timeout(self._deadline_s):
+                    async with asyncio.timeout(self.deadline_s):
                         await subscription.subscribe(*channels)
                         for _ in channels:
                             await subscription.get_message(timeout=None)  # it is subscribed
@@ -161,7 +156,7 @@ class RedisClient:
         async with self._turn:
             self.connected = False
             with suppress(*self._failures):
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(self.deadline_s):
                     await self._redis.aclose()
 
     async def _next(self, subscription: PubSub) -> Any:
@@ -170,8 +165,8 @@ class RedisClient:
         Raises:
             TimeoutError: there is none; redis-py would wait for it for ever.
         """
-        async with asyncio.timeout(self._idle_s + self._deadline_s):
-            message = await subscription.get_message(timeout=self._idle_s)
+        async with asyncio.timeout(self.idle_s + self.deadline_s):
+            message = await subscription.get_message(timeout=self.idle_s)
             if message is None:
                 await subscription.ping()
                 message = await subscription.get_message(timeout=None)
@@ -187,7 +182,7 @@ class RedisClient:
         self.counts["failures"] += 1
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         reason = reason_of(cause) if isinstance(cause, OSError) else str(cause)
-        reason = reason or f"no answer within {self._deadline_s:g} s"
+        reason = reason or f"no answer within {self.deadline_s:g} s"
         if not self._lost:
             self._lost = True
             log.warning("%s is away: %s; requests go on without it", self.name, reason)

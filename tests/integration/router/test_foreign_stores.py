@@ -171,6 +171,6 @@ async def test_a_client_that_leaves_ends_the_wait(site: Open, master: FakeMaster
 async def test_the_status_page_shows_the_store(site: Open, master: FakeMaster) -> None:
     here = await opened(site, master, control_port=0)
     assert here.app.snapshots is not None
-    await here.app.snapshots.sources.stores.poll()
-    (card,) = here.app.snapshots.sources.stores.cards()
+    await here.app.snapshots.stores.poll()
+    (card,) = here.app.snapshots.stores.cards()
     assert (card.url, card.connected, card.problem, card.tiers) == (master.url, True, None, [])

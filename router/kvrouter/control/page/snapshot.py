@@ -62,42 +62,22 @@ class Growth(Generic[Name]):
         return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Sources of the document.
-
-    Attributes:
-        events: what happened of late.
-        condition: `state` and `lacking` of `RouterCard`.
-        index_state: how well the router knows an engine's cache; None if it is unknown.
-        problem: result of an engine's last probe.
-        load: requests at this moment.
-        stores: the store's nodes.
-        policy: its name.
-    """
+@dataclass(eq=False, kw_only=True)
+class Snapshots:
+    """Makes the document of what the router has; its owner must `close` it after `start`."""
 
     pool: EnginePool
     metrics: Metrics
     board: Board
-    events: Events
-    condition: Callable[[], tuple[str, list[str]]]
-    index_state: Callable[[Engine], str | None]
-    problem: Callable[[Engine], str | None]
-    load: Callable[[], Load]
-    stores: StoreWatches
-    policy: str
-
-
-@dataclass(eq=False)
-class Snapshots:
-    """Makes the document; its owner must `close` it after `start`.
-
-    `clock` is monotonic, `wall` is Unix time.
-    """
-
-    sources: Sources
-    clock: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
+    events: Events  # what happened of late
+    condition: Callable[[], tuple[str, list[str]]]  # `state` and `lacking` of `RouterCard`
+    index_state: Callable[[Engine], str | None]  # how well its cache is known; None: unknown
+    problem: Callable[[Engine], str | None]  # result of an engine's last probe
+    load: Callable[[], Load]  # requests at this moment
+    stores: StoreWatches  # the store's nodes
+    policy: str  # its name
+    clock: Callable[[], float] = time.monotonic  # seconds, monotonic
+    wall: Callable[[], float] = time.time  # Unix time
 
     def __post_init__(self) -> None:
         self._started_s, self._started_at_s = self.clock(), self.wall()
@@ -110,7 +90,7 @@ class Snapshots:
     def start(self) -> None:
         """Begin to read the counters, and to ask the store."""
         self._tasks.append(asyncio.create_task(self._keep_reading(), name="status counters"))
-        asking = self.sources.stores.keep_polling()
+        asking = self.stores.keep_polling()
         self._tasks.append(asyncio.create_task(asking, name="status store"))
 
     async def close(self) -> None:
@@ -129,23 +109,22 @@ class Snapshots:
 
     def snapshot(self) -> Snapshot:
         """The document."""
-        sources = self.sources
         return Snapshot(
             schema=SCHEMA,
             time_s=self.wall(),
             router=self._router(),
-            load=sources.load(),
+            load=self.load(),
             minute=self._minute(),
-            engines=[self._engine(engine) for engine in sources.pool.all()],
-            events=sources.events.cards(),
-            flows=sources.board.flows(),
-            requests=sources.board.requests(),
-            stores=sources.stores.cards(),
+            engines=[self._engine(engine) for engine in self.pool.all()],
+            events=self.events.cards(),
+            flows=self.board.flows(),
+            requests=self.board.requests(),
+            stores=self.stores.cards(),
         )
 
     def tick(self) -> None:
         """Read all counters now; must be called about once per second."""
-        now_s, pool = self.clock(), self.sources.pool
+        now_s, pool = self.clock(), self.pool
         self._busy.note(now_s, {engine: pool.busy_s(engine) for engine in pool.all()})
         self._growth.note(now_s, self._totals())
 
@@ -155,7 +134,7 @@ class Snapshots:
             self.tick()
 
     def _totals(self) -> dict[str, float]:
-        metrics, board = self.sources.metrics, self.sources.board
+        metrics = self.metrics
         metrics.settle()
         models = list(metrics.models)
         return {
@@ -164,19 +143,19 @@ class Snapshots:
             "prompt_tokens": sum(one.prompt_tokens for one in models),
             "engine_tokens": sum(one.hit_engine for one in models),
             "store_tokens": sum(one.hit_store for one in models),
-            "output_tokens": board.output_tokens(),
+            "output_tokens": self.board.output_tokens(),
             "begun": sum(one.ttft.count for one in models),
             "ttft_s": sum(one.ttft.buckets.sum for one in models),
         }
 
     def _router(self) -> RouterCard:
-        state, lacking = self.sources.condition()
+        state, lacking = self.condition()
         return RouterCard(
             version=__version__,
             state=state,
             lacking=lacking,
-            models=list(self.sources.pool.models()),
-            policy=self.sources.policy,
+            models=list(self.pool.models()),
+            policy=self.policy,
             started_s=self._started_at_s,
             uptime_s=round(self.clock() - self._started_s, 3),
         )
@@ -191,13 +170,12 @@ class Snapshots:
         )
 
     def _engine(self, engine: Engine) -> dict[str, Any]:
-        sources, identity, span_s = self.sources, engine.identity, self._busy.covered_s
-        problem = sources.problem(engine)
+        identity, span_s = engine.identity, self._busy.covered_s
         return {
-            **worker_card(engine, sources.pool, problem, sources.index_state),
+            **worker_card(engine, self.pool, self.problem(engine), self.index_state),
             "models": identity.models if identity is not None else engine.models_before,
             "label": engine.label or None,
-            "down": not engine.draining and sources.pool.down(engine),
+            "down": not engine.draining and self.pool.down(engine),
             "busy": min(1.0, self._busy.of(engine) / span_s) if span_s else None,
             "family": engine.family if identity is not None else None,
             "version": identity.version if identity is not None else None,
