@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
 
-    from kvrouter.access.ports_settings import PortSettings
+    from kvrouter.access.settings import PortSettings
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
 

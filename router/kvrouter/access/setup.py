@@ -1,7 +1,8 @@
-"""Keys of callers and engines: made from the settings, and changed with them."""
+"""Keys of callers and engines, and the admin token: from the settings, and changed with them."""
 
 from __future__ import annotations
 
+import hmac
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 from kvrouter.access.callers import KeyRing
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
+from kvrouter.errors import ApiError
 from kvrouter.options.complaints import UsageError
+from kvrouter_store.connection.tokens import bearer_token
 from kvrouter_store.node.start_checks import is_loopback
 
 if TYPE_CHECKING:
@@ -19,6 +22,19 @@ if TYPE_CHECKING:
     from kvrouter.credentials.caller_keys import Key
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AdminToken:
+    """The token that /workers and the status document require, as it is now; "": none."""
+
+    value: str = ""
+
+    def ask(self, headers: Mapping[str, str]) -> None:
+        """Check the token of a request, in constant time. ApiError: 401."""
+        given = bearer_token(headers.get("authorization", "")).encode("latin-1", "replace")
+        if self.value and not hmac.compare_digest(given, self.value.encode()):
+            raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from kvrouter.serving.passthrough import FleetLoad
 from kvrouter.serving.request.caller_salt import CallerSalts
 from kvrouter.serving.request.versions import Versions
 from kvrouter.serving.settle import Settler
-from kvrouter.telemetry.tracing.start import start_traces
+from kvrouter.telemetry.tracing.trace import start_traces
 
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings

@@ -26,7 +26,6 @@ from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
 from kvrouter.prefix.in_flight import InFlightMemory
-from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.telemetry.caches import BoundedCache, cache_readings
 from kvrouter.telemetry.series import Reading
 
@@ -164,7 +163,8 @@ def readings(  # noqa: PLR0917
     yield from index_gauges(core.pool, core.index, core.tracker)
     yield from cache_readings(caches)
     yield from members.discovery.readings()
-    yield from group_readings(members.group, core.pool)
+    if members.group is not None:
+        yield from members.group.readings()
     yield Reading(
         "kvrouter:tasks",
         "Tasks of the event loop: one per request in flight, one per engine, and a few.",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.access.admin_token import AdminToken
-from kvrouter.access.setup import Access
+from kvrouter.access.setup import Access, AdminToken
 from kvrouter.admission.recompute_budget import RecomputeBudget
 from kvrouter.admission.tenants import Tenants
 from kvrouter.admission.waiting import EngineWait, ModelGates, QueueWait

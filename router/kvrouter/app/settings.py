@@ -16,8 +16,7 @@ from pydantic import (
 )
 from pydantic_settings import SettingsConfigDict
 
-from kvrouter.access.ports_settings import PortSettings
-from kvrouter.access.settings import AccessSettings
+from kvrouter.access.settings import AccessSettings, PortSettings
 from kvrouter.admission.settings import AdmissionSettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role

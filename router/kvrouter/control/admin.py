@@ -23,7 +23,7 @@ from kvrouter_store.connection.cross_origin import cross_origin_refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.access.admin_token import AdminToken
+    from kvrouter.access.setup import AdminToken
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Respond, Row
     from kvrouter.membership.fleet import Fleet

@@ -21,7 +21,7 @@ from kvrouter.telemetry.metrics import CONTENT_TYPE, Metrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.engines.aliases import Aliases
+    from kvrouter.engines.model_settings import Aliases
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Row
 

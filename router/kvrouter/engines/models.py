@@ -13,7 +13,7 @@ from kvrouter.openai.endpoints import KNOWN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvrouter.engines.aliases import Aliases
+    from kvrouter.engines.model_settings import Aliases
 
     Found = tuple[Engine, Identity]
 

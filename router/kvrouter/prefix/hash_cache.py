@@ -1,18 +1,23 @@
-"""Block hashes of prompts; the next turn of a session hashes its new tokens only."""
+"""Block hashes of prompts; the next turn of a session hashes its new tokens only.
+
+They are kept by `ByteCache`: the least recently used go, by the memory that all of them take.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from sys import getsizeof
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kvrouter._native import shared_bytes
-from kvrouter.prefix.byte_cache import ByteCache
+from kvrouter.telemetry.caches import CacheUse
 from kvrouter_store import _core
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvrouter.engines.engine import HashDomain
-    from kvrouter.telemetry.caches import CacheUse
 
     Key = tuple[bytes, int, bytes, tuple[str, str] | None, str | None]
 
@@ -21,6 +26,49 @@ LEAST_BLOCKS: Final = 8
 """Shorter chains are hashed faster than they are looked up."""
 ENTRY_BYTES: Final = 512
 """What an entry takes besides its texts and bytes: tuples, numbers, its place."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ByteCache(Generic[K, V]):
+    """Keeps the entries used last, up to `max_bytes`, but none above `max_entry_bytes`.
+
+    `size` returns the bytes of memory that an entry takes.
+    """
+
+    def __init__(self, max_bytes: int, max_entry_bytes: int, size: Callable[[K, V], int]) -> None:
+        self._max_bytes = max_bytes
+        self._max_entry_bytes = max_entry_bytes
+        self._size = size
+        self._bytes = 0
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    @property
+    def use(self) -> CacheUse:
+        """Number of entries, and their memory."""
+        return CacheUse(len(self._entries), self._bytes, self._max_bytes)
+
+    def get(self, key: K) -> V | None:
+        """The entry of `key`, which counts as used now."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        """Keep an entry in place of the one before; the oldest entries make room."""
+        size = self._size(key, value)
+        if size > self._max_entry_bytes:
+            return
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self._bytes -= self._size(key, before)
+        self._entries[key] = value
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._bytes -= self._size(*self._entries.popitem(last=False))
 
 
 class HashCache:

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import orjson
 
 from kvrouter._native import scan_object
-from kvrouter.prefix.byte_cache import ByteCache
-from kvrouter.prefix.hash_cache import ID_BYTES
+from kvrouter.prefix.hash_cache import ID_BYTES, ByteCache
 from kvrouter_store.connection.reconnect import BackOff
 
 if TYPE_CHECKING:

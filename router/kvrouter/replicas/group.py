@@ -30,6 +30,7 @@ from kvrouter.replicas.messages import (
 from kvrouter.replicas.outbox import Outbox
 from kvrouter.replicas.peers import Peer, Peers, Prefills
 from kvrouter.routing.rendezvous import weight
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,6 +115,49 @@ class Group:
         if tasks:
             with contextlib.suppress(RedisFailed):
                 await self.redis.call("DEL", self._key)
+
+    def readings(self) -> Iterator[Reading]:
+        """Metrics of the group and its Redis."""
+        yield Reading(
+            "kvrouter:replicas",
+            "Other routers of this group that sent a message within the last 5 s.",
+            lambda: len(self.peers),
+        )
+        yield Reading(
+            "kvrouter:replica_lag_seconds",
+            "Time that the last message of this router took through Redis and back.",
+            lambda: self.lag_s,
+        )
+        yield Reading(
+            "kvrouter:replica_silence_seconds",
+            "Time since the last state of the router that has been silent longest.",
+            self.peers.oldest_state_s,
+        )
+        yield Reading(
+            "kvrouter:replica_messages",
+            "Messages to and from other routers, lost and refused ones too, by kind.",
+            self.counts.items,
+            ["kind"],
+            grows=True,
+        )
+        yield Reading(
+            "kvrouter:worker_tokens_elsewhere",
+            "Tokens in flight on an engine from other routers of the group.",
+            lambda: ((engine.address, engine.remote_tokens) for engine in self.pool.targets()),
+            ["engine"],
+        )
+        yield Reading(
+            "kvrouter:redis_connected",
+            "Whether Redis answered the last command.",
+            lambda: self.redis.connected,
+        )
+        yield Reading(
+            "kvrouter:redis",
+            "Connections to Redis, and commands that failed or were refused, by kind.",
+            self.redis.counts.items,
+            ["kind"],
+            grows=True,
+        )
 
     # -- publishing
 

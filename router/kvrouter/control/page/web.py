@@ -17,7 +17,7 @@ from kvrouter.http.server.routes import on_exchange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvrouter.access.admin_token import AdminToken
+    from kvrouter.access.setup import AdminToken
     from kvrouter.http.server.listener import Handler
     from kvrouter.http.server.respond import Respond, Row
 

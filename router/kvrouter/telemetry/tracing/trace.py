@@ -1,4 +1,4 @@
-"""Chooses the requests to trace, and records their spans. No I/O, no OpenTelemetry.
+"""Chooses the requests to trace, and records their spans. `otlp` sends them, if settings say so.
 
 A request without a trace costs only the decision and a header line.
 """
@@ -13,9 +13,14 @@ from random import Random
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, Literal
 
+from kvrouter.telemetry.series import Reading
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.settings import ObservabilitySettings
+    from kvrouter.telemetry.tracing.otlp import Exporter
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, Value]
@@ -23,6 +28,8 @@ Client = Literal["follow", "join", "ignore"]
 Kind = Literal["server", "client", "internal"]
 
 MAX_ERROR_CHARS: Final = 500
+SWITCH_S: Final = 0.0005
+"""Longest time that the SDK's thread keeps the interpreter; a tenth of Python's default."""
 _SPAN_BITS: Final = 64
 _TRACE_BITS: Final = 128
 
@@ -192,3 +199,29 @@ class Tracing:
 
     def _trace_id(self) -> int:
         return self.random.getrandbits(_TRACE_BITS) or 1
+
+
+def start_traces(
+    settings: ObservabilitySettings, service: str, metrics: Metrics
+) -> tuple[Tracing, Exporter] | tuple[None, None]:
+    """The sampler and the exporter, which its owner must close; None without tracing.
+
+    `service` is the instance id of this router, HOST:PORT.
+    """
+    endpoint = settings.otlp_traces_endpoint
+    if endpoint is None:
+        return None, None
+    from kvrouter.telemetry.tracing.otlp import otlp_exporter  # noqa: PLC0415 - an extra, not a dependency
+
+    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))  # a batch takes milliseconds
+    exporter = otlp_exporter(endpoint, service)
+    reading = Reading(
+        "kvrouter:trace_spans",
+        "Spans of traces: exported, or dropped because the collector refused them or was slow.",
+        exporter.counts,
+        ["outcome"],
+        grows=True,
+    )
+    metrics.add(reading)
+    ratio, client = settings.otlp_traces_sampling_ratio, settings.otlp_traces_client
+    return Tracing(ratio, client, exporter.take), exporter

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.prefix.byte_cache import ByteCache
+from kvrouter.prefix.hash_cache import ByteCache
 
 BOUND, LARGEST = 100, 40
 keys = st.integers(0, 6)
