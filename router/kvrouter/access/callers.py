@@ -95,49 +95,39 @@ class UsedTokens:
     generation: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class Caller:
     """One name of the file of keys, its limits and its usage.
 
-    Code that begins or ends a request, or uses tokens, updates the counts.
-
-    Attributes:
-        name: as in log, metrics and the fair queue.
-        limited: whether `begin` may refuse.
-        metered: whether `check` and `admit` may refuse, and `charge` must be called with the used
-            tokens.
-        requests: how many have begun; only grows.
-        ended: how many of these have ended; only grows.
-        tokens: used tokens of prompts and answers; only grows.
-        refused: refused requests by reason; only grows.
-        used: tokens that answers have used, by the model's label.
+    Code that begins or ends a request, or uses tokens, updates the counts, which only grow.
     """
 
-    __slots__ = ("_clock", "_key", "_models", "_most", "_rate", "_token_rate", "ended", "limited",
-                 "metered", "name", "refused", "requests", "tokens", "used")  # fmt: skip
+    key: Key  # the latest of its name
+    clock: Callable[[], float]  # seconds, monotonic
+    name: str = field(init=False)  # as in log, metrics and the fair queue
+    limited: bool = field(init=False)  # whether `begin` may refuse
+    metered: bool = field(init=False)
+    """Whether `check` and `admit` may refuse, and `charge` must be called with the used tokens."""
+    requests: int = field(default=0, init=False)  # how many have begun
+    ended: int = field(default=0, init=False)  # how many of these have ended
+    tokens: int = field(default=0, init=False)  # used ones of prompts and answers
+    refused: Counter[str] = field(default_factory=Counter, init=False)  # requests by reason
+    used: dict[str, UsedTokens] = field(default_factory=dict, init=False)  # by the model's label
+    _rate: Bucket | None = field(default=None, init=False)
+    _token_rate: Bucket | None = field(default=None, init=False)
 
-    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
-        self.name = key.name
-        self.requests = 0
-        self.ended = 0
-        self.tokens = 0
-        self.refused: Counter[str] = Counter()
-        self.used: dict[str, UsedTokens] = {}
-        self._clock = clock
-        self._key = key
-        self._rate: Bucket | None = None
-        self._token_rate: Bucket | None = None
-        self.follow(key)
+    def __post_init__(self) -> None:
+        self.name = self.key.name
+        self.follow(self.key)
 
     def follow(self, key: Key) -> None:
         """Take over the limits of `key`, which has the same name."""
-        self._key = key
-        self._models = key.models
-        self._most = key.max_concurrent
+        self.key = key
         per_s = (key.tokens_per_min or 0) / 60
         self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst or 1.0)
         self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst or 1.0)
-        self.limited = self._most is not None or self._rate is not None
-        self.metered = self._models is not None or self._token_rate is not None
+        self.limited = key.max_concurrent is not None or self._rate is not None
+        self.metered = key.models is not None or self._token_rate is not None
 
     @property
     def running(self) -> int:
@@ -146,15 +136,16 @@ class Caller:
 
     def allows(self, model: str) -> bool:
         """Whether it may use `model`."""
-        return self._models is None or model in self._models
+        return self.key.models is None or model in self.key.models
 
     def begin(self) -> None:
         """Check the limits of requests. ApiError: 429."""
-        if self._most is not None and self.running >= self._most:
-            message = f"This key may have {self._most} requests in flight at a time."
+        most = self.key.max_concurrent
+        if most is not None and self.running >= most:
+            message = f"This key may have {most} requests in flight at a time."
             raise self._limited("concurrency", message, 1.0)
         if self._rate is not None and (wait_s := self._rate.take(1)):
-            message = f"This key may make {self._key.requests_per_s:g} requests per second."
+            message = f"This key may make {self.key.requests_per_s:g} requests per second."
             raise self._limited("requests", message, wait_s)
 
     def check(self, model: str) -> None:
@@ -166,7 +157,7 @@ class Caller:
     def admit(self, prompt_tokens: int) -> None:
         """Check the rate of tokens. ApiError: 429."""
         if self._token_rate is not None and (wait_s := self._token_rate.take(prompt_tokens)):
-            message = f"This key may use {self._key.tokens_per_min:g} tokens per minute."
+            message = f"This key may use {self.key.tokens_per_min:g} tokens per minute."
             raise self._limited("tokens", message, wait_s)
 
     def charge(self, tokens: int) -> None:
@@ -178,9 +169,7 @@ class Caller:
         """Count what a request has used of a model, by its label."""
         if not prompt and not generated:
             return
-        used = self.used.get(model)
-        if used is None:
-            used = self.used[model] = UsedTokens()
+        used = self.used.setdefault(model, UsedTokens())
         used.prompt += prompt
         used.cached += cached
         used.generation += generated
@@ -189,7 +178,7 @@ class Caller:
         if not rate_per_s:
             return None
         if held is None:
-            return Bucket(rate_per_s, burst, self._clock)
+            return Bucket(rate_per_s, burst, self.clock)
         held.adjust(rate_per_s, burst)
         return held
 
@@ -231,11 +220,8 @@ class KeyRing:
         """Replace the keys; requests in flight go on."""
         before, self._by_name, self._by_digest = self._by_name, {}, {}
         for key in keys:
-            caller = before.get(key.name)
-            if caller is None:
-                caller = Caller(key, self._clock)
-            else:
-                caller.follow(key)
+            caller = before.get(key.name) or Caller(key, self._clock)
+            caller.follow(key)
             self._by_name[key.name] = caller
             self._by_digest.update(dict.fromkeys(key.digests, caller))
 

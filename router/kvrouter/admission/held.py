@@ -26,19 +26,17 @@ class Pinned:
     until_s: float  # when it may be gone, on the monotonic clock
 
 
+@dataclass(eq=False, slots=True)
 class HeldResources:
     """Each thing once. Its owner must `release` it; what comes later is given back at once.
 
     A pin is no part of that: `Releases` asks the engine to free what is pinned.
     """
 
-    __slots__ = ("_grant", "_lease", "_over", "_pinned")
-
-    def __init__(self) -> None:
-        self._pinned: Pinned | None = None
-        self._lease: Leases | None = None
-        self._grant: Grant | None = None
-        self._over = False
+    _pinned: Pinned | None = None
+    _lease: Leases | None = None
+    _grant: Grant | None = None
+    _over: bool = False
 
     @property
     def leased(self) -> bool:

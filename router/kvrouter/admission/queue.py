@@ -54,20 +54,14 @@ def work_of(request: Request) -> Work:
     return Work(request.prompt_tokens * request.n, answers * min(allowed, OPEN_ENDED_TOKENS))
 
 
+@dataclass(eq=False, slots=True)
 class Accounts:
-    """A synchronous state machine. Only the differences between accounts mean something.
+    """A synchronous state machine. Only the differences between accounts mean something."""
 
-    Attributes:
-        spent: tokens by tenant. Those of absent tenants stay: who pauses owes as much as before.
-        era: rises when accounts are forgotten: what was charged before means nothing then.
-    """
-
-    __slots__ = ("_level", "era", "spent")
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-        self.era = 0
-        self._level = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
+    """Tokens by tenant. Those of absent tenants stay: who pauses owes as much as before."""
+    era: int = 0  # rises when accounts are forgotten: what was charged before means nothing then
+    _level: float = 0.0
 
     def open(self, tenant: str, waiting: Collection[str]) -> None:
         """`tenant` begins to wait, beside those `waiting`: idle time has earned it nothing.

@@ -6,7 +6,7 @@ Both are bounded in number and time. A client that leaves gives up its place at 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -28,21 +28,16 @@ _LOOK_S: Final = 0.05
 """Between two looks for an engine: a breaker may have closed, which no event reports."""
 
 
+@dataclass(eq=False, kw_only=True)
 class QueueWait(Admission):
     """An `Admission` in which requests await their turn, for at most `timeout_s`."""
 
-    def __init__(
-        self, limit: int, queue_size: int, timeout_s: float, tenants: Tenants, metrics: Metrics
-    ) -> None:
-        super().__init__(limit, queue_size)
-        self.timeout_s = timeout_s
-        self.tenants = tenants
-        self.tenant = tenants.of
-        self._metrics = metrics
+    timeout_s: float
+    tenants: Tenants
+    metrics: Metrics
 
-    def alike(self, limit: int) -> QueueWait:
-        """Another queue with these settings, for `limit` requests in flight."""
-        return QueueWait(limit, self.queue_size, self.timeout_s, self.tenants, self._metrics)
+    def __post_init__(self) -> None:
+        self.tenant = self.tenants.of
 
     async def turn(self, tenant: str, priority: int, work: Work, model: str = "") -> Waiting:
         """Wait until a request may begin; its owner must then call `correct` and `leave`.
@@ -56,7 +51,7 @@ class QueueWait(Admission):
         waiting = self.join(tenant, priority, work, turned.set)
         if waiting is None:
             raise self._full()
-        counts = self._metrics.of(model)
+        counts = self.metrics.of(model)
         counts.waiting += 1
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -125,7 +120,7 @@ class ModelGates:
     def follow(self, limits: Mapping[str, int]) -> None:
         """Take over the limits and the fleet's settings; requests in flight or in a queue stay."""
         before, fleet = self._gates, self._fleet
-        self._gates = {name: before.get(name) or fleet.alike(limits[name]) for name in limits}
+        self._gates = {n: before.get(n) or replace(fleet, limit=limits[n]) for n in limits}
         for name, gate in (before | self._gates).items():
             gate.timeout_s = fleet.timeout_s
             gate.resize(limits.get(name, maxsize), fleet.queue_size)

@@ -89,9 +89,9 @@ def make_core(settings: RouterSettings) -> Core:
     queue_wait = QueueWait(
         settings.max_concurrent_requests,
         settings.queue_size,
-        settings.queue_timeout_s,
-        Tenants(settings.tenant_header, settings.proxy_networks),
-        metrics,
+        timeout_s=settings.queue_timeout_s,
+        tenants=Tenants(settings.tenant_header, settings.proxy_networks),
+        metrics=metrics,
     )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
     nodes = _nodes(settings) if settings.has_nodes else None

@@ -77,7 +77,7 @@ class CanaryReplays:
 
     A random salt gives the replay's blocks new hashes, so that no cache and no store has them.
     Replays run one at a time. Each begins while no request waits in the router and its engine has
-    fewer than `below_requests` requests in flight.
+    fewer than `canary_below_requests` requests in flight.
 
     Attributes:
         outcomes: counts samples by outcome.
@@ -87,8 +87,7 @@ class CanaryReplays:
     families: Families  # write the body of a replay
     client: EngineClient  # sends replays
     waiting: Callable[[], int]  # counts the requests that wait in the router
-    below_requests: int  # see above
-    near_tie: float  # difference of log-probabilities up to which either token is right
+    settings: CanarySettings
     clock: Callable[[], float] = monotonic  # seconds, monotonic
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep  # sleeps for a number of seconds
 
@@ -135,7 +134,7 @@ class CanaryReplays:
         """Wait until its engine is idle enough; False if it is gone, or after PATIENCE_S."""
         engine = sample.engine
         while engine in self.pool.engines(Role.DECODE, sample.model):
-            if engine.requests < self.below_requests and not self.waiting():
+            if engine.requests < self.settings.canary_below_requests and not self.waiting():
                 return True
             if self.clock() - sample.at_s > PATIENCE_S:
                 return False
@@ -151,7 +150,7 @@ class CanaryReplays:
         if difference is None:
             return CanaryOutcome.EQUAL
         by = await self._margin(sample, difference)
-        if by is not None and by <= self.near_tie:
+        if by is not None and by <= self.settings.canary_near_tie:
             return CanaryOutcome.NEAR_TIE
         log.error(
             "canary: an answer differs from what its engine computes alone: request %s, prefill "
@@ -255,23 +254,17 @@ class Canary:
     waiting: Callable[[], int]  # how many requests wait; replays begin only while none does
 
     def __post_init__(self) -> None:
-        self._rate = self.settings.canary_sample_rate
-        self._max_tokens = self.settings.canary_max_tokens
         self._replays = CanaryReplays(
-            self.pool,
-            self.families,
-            self.client,
-            waiting=self.waiting,
-            below_requests=self.settings.canary_below_requests,
-            near_tie=self.settings.canary_near_tie,
+            self.pool, self.families, self.client, self.waiting, self.settings
         )
         self.metrics.add(self._replays.outcomes)
 
     def samples(self, request: Request, model: str) -> bool:
         """Whether to sample `request`: drawn, greedy, short, and answered with named tokens."""
-        if random() >= self._rate or request.max_tokens is None:
+        if random() >= self.settings.canary_sample_rate or request.max_tokens is None:
             return False
-        short = request.prompt_tokens + request.max_tokens <= self._max_tokens
+        tokens = request.prompt_tokens + request.max_tokens
+        short = tokens <= self.settings.canary_max_tokens
         short = short and len(request.body) <= MAX_BODY_BYTES
         return short and comparable(request) and self._names_tokens(request, model)
 

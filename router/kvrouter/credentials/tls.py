@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -97,32 +98,27 @@ def read_certificate(certificate: str, key: str) -> bytes:
     return pem
 
 
+@dataclass(eq=False, repr=False)
 class Trust:
-    """The TLS of connections to engines, made when the first engine is reached by HTTPS.
+    """The TLS of connections to engines, made when the first engine is reached by HTTPS."""
 
-    Args:
-        authorities: PEM file of CAs; "": those that this machine trusts.
-        certificate: what engines are shown that ask for a certificate, with its key; b"": none.
-    """
-
-    def __init__(self, authorities: str = "", certificate: bytes = b"") -> None:
-        self._authorities = authorities
-        self._certificate = certificate
+    authorities: str = ""  # PEM file of CAs; "": those that this machine trusts
+    certificate: bytes = b""  # for engines that ask for one, with its key; b"": none
 
     @cached_property
     def context(self) -> ssl.SSLContext:
         """For all connections; raises ValueError if the file cannot be used any more."""
-        context = client_context(self._authorities)
-        if self._certificate:
-            show_certificate(context, self._certificate)
+        context = client_context(self.authorities)
+        if self.certificate:
+            show_certificate(context, self.certificate)
         return context
 
     def renew(self, certificate: bytes) -> None:
         """Show this certificate from now on, on new connections. ValueError: there is none."""
-        if self._certificate and not certificate:
+        if self.certificate and not certificate:
             raise ValueError("restart the router to show engines no certificate any more")
-        if certificate != self._certificate:
-            self._certificate = certificate
+        if certificate != self.certificate:
+            self.certificate = certificate
             if "context" in self.__dict__:
                 show_certificate(self.context, certificate)
 

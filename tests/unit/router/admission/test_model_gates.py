@@ -7,7 +7,7 @@ from kvrouter.telemetry.metrics import Metrics
 
 
 def make_gates(**limits: int) -> tuple[QueueWait, ModelGates]:
-    fleet = QueueWait(100, 5, 60.0, Tenants("x-tenant"), Metrics())
+    fleet = QueueWait(100, 5, timeout_s=60.0, tenants=Tenants("x-tenant"), metrics=Metrics())
     return fleet, ModelGates(fleet, limits)
 
 

@@ -9,6 +9,7 @@ import pytest_asyncio
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.canary.replay import MAX_SAMPLES, PATIENCE_S, CanaryReplays, Sample
+from kvrouter.canary.settings import CanarySettings
 from kvrouter.canary.verdict import CanaryOutcome
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.pool import EnginePool
@@ -45,8 +46,7 @@ class Replaying:
             families,
             client,
             waiting=lambda: self.waiting,
-            below_requests=below_requests,
-            near_tie=0.5,
+            settings=CanarySettings(canary_below_requests=below_requests, canary_near_tie=0.5),
             clock=self.clock,
             pause=self._pause,
         )
