@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvrouter.access.gate import Gate
-from kvrouter.app.control_side import bounded_caches, make_control_side, readings
+from kvrouter.app.control_side import make_control_side, readings
 from kvrouter.app.core import Core, make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
@@ -28,6 +28,7 @@ from kvrouter.telemetry.tracing.trace import start_traces
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.http.server.routes import Route
+    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.trace import Tracing
     from kvrouter_store.log import LogWriter
@@ -63,7 +64,11 @@ def build(
     server = HttpServer(gate.handle, settings.limits, at_head, cors)
     control = make_control_side(core, members, services, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
-    caches = bounded_caches(core, services)
+    caches: dict[str, BoundedCache] = {
+        "tokens": core.tokens,
+        "block_hashes": core.hash_cache,
+        "in_flight": services.inputs_builder.in_flight,
+    }
     for reading in readings(core, members, services, caches, server, writer):
         core.metrics.add(reading)
     return App(

@@ -25,8 +25,7 @@ from kvrouter.control.page.snapshot import Snapshots
 from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
-from kvrouter.prefix.in_flight import InFlightMemory
-from kvrouter.telemetry.caches import BoundedCache, cache_readings
+from kvrouter.telemetry.caches import cache_readings
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.respond import Row
     from kvrouter.prefix.stores.base import StoreView
     from kvrouter.serving.legs.planning import PrefillQueueWait
+    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter_store.log import LogWriter
 
 
@@ -129,16 +129,6 @@ def _make_snapshots(  # noqa: PLR0917
         stores=StoreWatches(lambda: store.clients if store is not None else ()),
         policy=core.settings.policy,
     )
-
-
-def bounded_caches(core: Core, services: Services) -> dict[str, BoundedCache]:
-    """Caches of the router by name, except its index."""
-    in_flight = services.inputs_builder.in_flight
-    return {
-        "tokens": core.tokens,
-        "block_hashes": core.hash_cache,
-        "in_flight": InFlightMemory(in_flight, lambda: core.queue_wait.limit),
-    }
 
 
 def readings(  # noqa: PLR0917

@@ -47,7 +47,8 @@ class Services:
 def make_services(core: Core, group: Group | None) -> Services:
     """Make them."""
     settings, pool, metrics = core.settings, core.pool, core.metrics
-    policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
+    policy = make_policy(settings.policy)
+    in_flight = InFlightPrefixes(lambda: core.queue_wait.limit)
     queue = _prefill_queue(core, policy, group)
     inputs_builder = _inputs_builder(core, policy, in_flight, group)
     landing_waiter = LandingWaiter(

@@ -7,7 +7,7 @@ bounded by the legs in flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.telemetry.caches import CacheUse
@@ -27,6 +27,7 @@ MARK_BYTES: Final = 192
 """What a marked block takes: its hash, its engines, its place."""
 
 
+@dataclass(eq=False)
 class InFlightPrefixes:
     """Chains of block hashes by the engines that have them in flight.
 
@@ -34,12 +35,18 @@ class InFlightPrefixes:
     and a match is too short by half at most.
     """
 
-    def __init__(self) -> None:
-        self._engines: dict[bytes, list[Engine]] = {}
+    most: Callable[[], int]  # prompts in flight at a time
+    _engines: dict[bytes, list[Engine]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         """Marked blocks."""
         return len(self._engines)
+
+    @property
+    def use(self) -> CacheUse:
+        """Marked blocks, and their memory, as that of a cache; `most` bounds it."""
+        marks, most_bytes = len(self), self.most() * MOST_MARKS * MARK_BYTES
+        return CacheUse(marks, marks * MARK_BYTES, most_bytes)
 
     def add(self, engine: Engine, marks: Sequence[bytes]) -> None:
         """A leg with a prompt of these `marks_of` is in flight, until `remove`."""
@@ -65,20 +72,6 @@ class InFlightPrefixes:
             blocks *= 2
             engines = self._engines.get(_block(hashes, blocks))
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightMemory:
-    """Memory of the chains of prompts in flight, as that of a cache; `most` is their bound."""
-
-    prefixes: InFlightPrefixes
-    most: Callable[[], int]
-
-    @property
-    def use(self) -> CacheUse:
-        """Marked blocks, and their memory."""
-        marks, most_bytes = len(self.prefixes), self.most() * MOST_MARKS * MARK_BYTES
-        return CacheUse(marks, marks * MARK_BYTES, most_bytes)
 
 
 def marks_of(hashes: bytes) -> Sequence[bytes]:

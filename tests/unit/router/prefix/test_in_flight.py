@@ -13,7 +13,6 @@ from kvrouter.prefix.in_flight import (
     LEAST_BLOCKS,
     MARK_BYTES,
     MOST_MARKS,
-    InFlightMemory,
     InFlightPrefixes,
     marks_of,
 )
@@ -28,11 +27,11 @@ def chain(branch: int, blocks: int) -> bytes:
 
 
 def test_nothing_is_expected_without_legs_in_flight() -> None:
-    assert InFlightPrefixes().match(chain(0, 50)) == {}
+    assert InFlightPrefixes(lambda: 5000).match(chain(0, 50)) == {}
 
 
 def test_a_prompt_in_flight_is_expected_until_it_ends() -> None:
-    expected = InFlightPrefixes()
+    expected = InFlightPrefixes(lambda: 5000)
     expected.add(ENGINES[0], marks_of(chain(0, 40)))
     assert expected.match(chain(0, 60)).keys() == {ENGINES[0]}
     assert expected.match(chain(1, 60)) == {}
@@ -42,7 +41,7 @@ def test_a_prompt_in_flight_is_expected_until_it_ends() -> None:
 
 
 def test_marked_blocks_take_the_memory_that_is_told() -> None:
-    expected = InFlightPrefixes()
+    expected = InFlightPrefixes(lambda: 5000)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -51,7 +50,7 @@ def test_marked_blocks_take_the_memory_that_is_told() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    memory = InFlightMemory(expected, lambda: 5000).use
+    memory = expected.use
     assert memory.entries == 5000
     assert taken == pytest.approx(memory.bytes, rel=0.15)
     assert memory.max_bytes == 5000 * MOST_MARKS * MARK_BYTES
@@ -63,7 +62,7 @@ def test_the_longest_body_has_no_more_marks_than_the_bound_counts() -> None:
 
 
 def test_the_longest_prompt_of_an_engine_counts() -> None:
-    expected = InFlightPrefixes()
+    expected = InFlightPrefixes(lambda: 5000)
     for engine, blocks in ((ENGINES[0], 40), (ENGINES[0], 9), (ENGINES[1], 9)):
         expected.add(engine, marks_of(chain(0, blocks)))
     assert expected.match(chain(0, 60))[ENGINES[1]] == 8
@@ -72,7 +71,7 @@ def test_the_longest_prompt_of_an_engine_counts() -> None:
 
 @given(under_way=st.integers(0, 300), asked=st.integers(0, 300))
 def test_what_is_found_is_too_short_by_half_at_most(under_way: int, asked: int) -> None:
-    expected = InFlightPrefixes()
+    expected = InFlightPrefixes(lambda: 5000)
     expected.add(ENGINES[0], marks_of(chain(0, under_way)))
     common, found = min(under_way, asked), expected.match(chain(0, asked)).get(ENGINES[0], 0)
     assert found <= common
@@ -85,7 +84,7 @@ class ExpectedMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expected = InFlightPrefixes()
+        self.expected = InFlightPrefixes(lambda: 5000)
         self.legs: list[tuple[Engine, bytes]] = []
 
     @rule(engine=st.sampled_from(ENGINES), branch=st.integers(0, 2), blocks=st.integers(0, 60))

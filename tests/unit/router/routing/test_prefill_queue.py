@@ -77,7 +77,7 @@ class Bench:
 
     def bind(self, name: str, plan: Plan) -> None:
         self.bound.append((name, plan))
-        legs = self.legs[name] = LegReservations(self.pool, InFlightPrefixes(), None)
+        legs = self.legs[name] = LegReservations(self.pool, InFlightPrefixes(lambda: 5000), None)
         if plan.prefill is not None:
             legs.plan(Role.PREFILL, plan.prefill, plan.computed_tokens, work_s=plan.work_s)
         legs.plan(Role.DECODE, plan.decode, 1, 0 if plan.prefill else plan.computed_tokens)

@@ -25,7 +25,7 @@ class Setting:
 
     def __init__(self) -> None:
         self.pool = EnginePool(Clock())
-        self.expected = InFlightPrefixes()
+        self.expected = InFlightPrefixes(lambda: 5000)
         self.engines = [joined(self.pool, f"e:{port}", Role.BOTH) for port in (1, 2, 3)]
         self.places = LegReservations(self.pool, self.expected, HASHES)
 
