@@ -347,13 +347,9 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
-    def _predictions_need_the_planner(self) -> RouterSettings:
+    def _what_each_needs(self) -> RouterSettings:
         if self.max_predicted_ttft_s and self.policy != Planner.name:
             raise ValueError("--max-predicted-ttft is of use only with --policy planner")
-        return self
-
-    @model_validator(mode="after")
-    def _salts_need_tenants(self) -> RouterSettings:
         if self.salt_from_key and not (self.api_key or self.api_key_file or self.trusted_proxies):
             raise ValueError(
                 "--salt-from-key needs tenants: give --api-key-file, or --trusted-proxies with "

@@ -51,7 +51,6 @@ class Status:
 
     def __post_init__(self) -> None:
         self._started_s = int(time.time())
-        self._version = __version__
         self._documents: dict[bool, bytes] = {}
 
     def rows(self) -> list[Row]:
@@ -137,7 +136,7 @@ class Status:
 
     def version(self, _: HttpRequest) -> HttpResponse:
         """The router's version, in the form of vLLM's endpoint."""
-        return as_json(200, {"version": self._version, "server": "kvrouter"})
+        return as_json(200, {"version": __version__, "server": "kvrouter"})
 
     def metrics_page(self, _: HttpRequest) -> HttpResponse:
         """Metrics for Prometheus."""
@@ -147,7 +146,7 @@ class Status:
         """The OpenAPI document."""
         keys = self.keys()
         if keys not in self._documents:
-            made = document(self._version, admin=self.admin, keys=keys, apart=self.apart)
+            made = document(__version__, admin=self.admin, keys=keys, apart=self.apart)
             self._documents[keys] = orjson.dumps(made)
         return HttpResponse(200, self._documents[keys])
 

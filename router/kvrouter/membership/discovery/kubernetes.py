@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.base import Listener, SourceContext
     from kvrouter.membership.kubernetes.api import ApiServer
 
+    AnyMirror = Mirror[Pod] | Mirror[EndpointSlice]
+
 MOST_TOLD: Final = 32
 """Odd objects in the log at a time."""
 NEWS_S: Final = 0.02
@@ -98,9 +100,7 @@ class KubernetesSource:
             pause.failed(loop.time())
             await asyncio.sleep(pause.remaining_s(loop.time()) * random.uniform(0.5, 1.0))
 
-    async def _list_and_watch(
-        self, mirror: Mirror[Pod] | Mirror[EndpointSlice], listener: Listener
-    ) -> None:
+    async def _list_and_watch(self, mirror: AnyMirror, listener: Listener) -> None:
         """List if that is due, then watch until the server ends it.
 
         Raises:
@@ -138,15 +138,13 @@ class KubernetesSource:
                             self._report(mirror, listener)
                     await asyncio.sleep(NEWS_S)  # what comes meanwhile is one chunk
 
-    async def _list(
-        self, session: Session, path: str, mirror: Mirror[Pod] | Mirror[EndpointSlice]
-    ) -> None:
+    async def _list(self, session: Session, path: str, mirror: AnyMirror) -> None:
         query = {"labelSelector": self._wanted.selector, "limit": str(PAGE)}
         mirror.begin_list()
         while more := mirror.page(await session.page(path, query)):
             query["continue"] = more
 
-    def _report(self, mirror: Mirror[Pod] | Mirror[EndpointSlice], listener: Listener) -> None:
+    def _report(self, mirror: AnyMirror, listener: Listener) -> None:
         found = mirror.engines()
         ports = {bare_address(f.address): f.bootstrap_port for f in found if f.bootstrap_port}
         self._bootstrap_ports.clear()
@@ -169,7 +167,7 @@ class KubernetesSource:
                 log.warning("discovery %s: %s is left out: %s", self.name, name, sentence)
         self._told = told
 
-    def _mirror(self) -> Mirror[Pod] | Mirror[EndpointSlice]:
+    def _mirror(self) -> AnyMirror:
         wanted = self._wanted
         if wanted.slices:
             return Mirror(EndpointSlice, lambda each: of_slice(each, wanted), MAX_MEMBERS)
