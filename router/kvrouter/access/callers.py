@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.credentials.caller_keys import digest
 from kvrouter.errors import ApiError, model_not_found
 from kvrouter_store.connection.tokens import bearer_token
 
@@ -212,7 +212,7 @@ class KeyRing:
         if not key:
             return None
         try:
-            return self._by_digest.get(sha256(key.encode("latin-1")).digest())
+            return self._by_digest.get(digest(key))
         except UnicodeEncodeError:  # headers are latin-1
             return None
 

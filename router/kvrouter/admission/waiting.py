@@ -6,6 +6,7 @@ Both are bounded in number and time. A client that leaves gives up its place at 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from sys import maxsize
 from time import monotonic
@@ -160,11 +161,9 @@ class EngineWait:
         counts.waiting += 1
         try:
             while not found and (left_s := end_s - monotonic()) > 0:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, _LOOK_S)):
                         await self._joined.wait()
-                except TimeoutError:
-                    pass
                 found = look()
         finally:
             self.waiting -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from kvrouter.http.bounded_json import read_answer
@@ -35,15 +36,10 @@ class Difference:
 
 def first_difference(served: Sequence[int], alone: Sequence[int]) -> Difference | None:
     """The first difference of two answers; None if they are equal."""
-    for at, (one, other) in enumerate(zip(served, alone, strict=False)):
+    for at, (one, other) in enumerate(zip_longest(served, alone)):
         if one != other:
             return Difference(at, one, other)
-    if len(served) == len(alone):
-        return None
-    at = min(len(served), len(alone))
-    return Difference(
-        at, served[at] if at < len(served) else None, alone[at] if at < len(alone) else None
-    )
+    return None
 
 
 def tokens_of(answer: bytes) -> list[int] | None:

@@ -64,25 +64,17 @@ class InFlightPrefixes:
     def match(self, hashes: bytes) -> Mapping[Engine, int]:
         """Leading blocks of the chain that engines will hold; engines with none are absent."""
         found: dict[Engine, int] = {}
-        blocks = LEAST_BLOCKS
-        engines = self._engines.get(_block(hashes, blocks)) if self._engines else None
-        while engines is not None:
-            for engine in engines:
-                found[engine] = blocks
-            blocks *= 2
-            engines = self._engines.get(_block(hashes, blocks))
+        for number, mark in enumerate(marks_of(hashes) if self._engines else ()):
+            if mark not in self._engines:
+                break
+            found.update(dict.fromkeys(self._engines[mark], LEAST_BLOCKS << number))
         return found
 
 
 def marks_of(hashes: bytes) -> Sequence[bytes]:
     """The blocks at which a chain is marked."""
-    marks, blocks = [], LEAST_BLOCKS
-    while blocks * HASH_BYTES <= len(hashes):
-        marks.append(_block(hashes, blocks))
-        blocks *= 2
+    marks, end = [], LEAST_BLOCKS * HASH_BYTES
+    while end <= len(hashes):
+        marks.append(hashes[end - HASH_BYTES : end])
+        end *= 2
     return marks
-
-
-def _block(hashes: bytes, number: int) -> bytes:
-    """The hash of a block, counted from 1; empty beyond the last."""
-    return hashes[(number - 1) * HASH_BYTES : number * HASH_BYTES]

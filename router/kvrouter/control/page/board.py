@@ -6,6 +6,7 @@ It holds a request only while it is in flight; that costs the request two update
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -28,15 +29,13 @@ Pair = tuple[str | None, str]
 """Prefill engine (None: no prefill leg) and decode engine."""
 
 
+@dataclass(eq=False)
 class Board:
-    """Requests for the status page.
+    """Requests for the status page."""
 
-    Args:
-        clock: seconds, monotonic; the clock of the contexts.
-    """
+    clock: Callable[[], float] = monotonic  # seconds, monotonic; the clock of the contexts
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._number = 0
         # By identity: the ids of requests are the clients' own.
         self._live: dict[int, tuple[int, RequestContext]] = {}
@@ -82,14 +81,14 @@ class Board:
 
     def requests(self) -> RequestList:
         """The oldest requests in flight."""
-        now_s = self._clock()
+        now_s = self.clock()
         oldest = islice(self._live.values(), SHOWN_REQUESTS)
         cards = [_card(number, context, now_s) for number, context in oldest]
         waits = (now_s - c.timing.started_s for _, c in self._live.values() if c.queued)
         return RequestList(len(self._live), next(waits, None), cards)
 
     def _note_flow(self, unit: RequestContext) -> None:
-        second = int(self._clock())
+        second = int(self.clock())
         if not self._flows or self._flows[-1][0] != second:
             self._forget_flows()
             self._flows.append((second, {}))
@@ -101,7 +100,7 @@ class Board:
         counts[1] += unit.request.prompt_tokens
 
     def _forget_flows(self) -> None:
-        since = int(self._clock() - MINUTE_S)
+        since = int(self.clock() - MINUTE_S)
         while self._flows and self._flows[0][0] < since:
             self._flows.popleft()
 
