@@ -46,10 +46,6 @@ class Outbox:
     _queued: deque[_Queued] = field(default_factory=deque, init=False)
     _bytes: int = field(default=0, init=False)
 
-    def __len__(self) -> int:
-        """Items in the queue."""
-        return len(self._queued)
-
     @property
     def room(self) -> bool:
         """Whether three quarters of the queue are free: items that can wait, wait until then."""

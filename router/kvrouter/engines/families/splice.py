@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -11,9 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     Span = tuple[int, int]
-
-CACHED_NAME_CHARACTERS: Final = 64
-"""JSON of names up to this length is cached; bounded, because clients choose names."""
 
 
 def splice(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes | None]) -> bytes:
@@ -31,7 +27,7 @@ def splice(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes |
         span = spans.get(key)
         if span is None:
             if value is not None:
-                added += (_name(key), value, b",")
+                added += (orjson.dumps(key), b":", value, b",")
         elif value is None:
             return _rebuild(body, spans, changes)
         else:
@@ -59,18 +55,9 @@ def _rebuild(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes
     parts: list[bytes | memoryview] = [b"{"]
     for key, (start, end) in spans.items():
         if key not in changes:
-            parts += (_name(key), view[start:end], b",")
+            parts += (orjson.dumps(key), b":", view[start:end], b",")
     for key, value in changes.items():
         if value is not None:
-            parts += (_name(key), value, b",")
+            parts += (orjson.dumps(key), b":", value, b",")
     parts[-1] = b"}" if len(parts) > 1 else b"{}"
     return b"".join(parts)
-
-
-def _name(key: str) -> bytes:
-    return _short_name(key) if len(key) <= CACHED_NAME_CHARACTERS else orjson.dumps(key) + b":"
-
-
-@lru_cache(maxsize=512)
-def _short_name(key: str) -> bytes:
-    return orjson.dumps(key) + b":"

@@ -51,7 +51,6 @@ class Manifests:
 
     known: dict[str, Manifest] = field(default_factory=dict)
     groups: dict[str, tuple[CacheGroup, ...]] = field(default_factory=dict)
-    resolved: dict[str, Sequence[Group]] = field(default_factory=dict)  # where all are known
     renamed: dict[str, str] = field(default_factory=dict)  # by those of engines when they joined
 
     def current(self, manifest: str) -> str:
@@ -98,7 +97,6 @@ class NodeView:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         if groups:
             note(self.manifests.groups, manifest, groups)
-            self.manifests.resolved.pop(manifest, None)
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
                 await self._find(manifest)
@@ -153,16 +151,12 @@ class NodeView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
-        resolved = self.manifests.resolved.get(manifest)
-        if resolved is not None:
-            return resolved
         found = []
         for group in self.manifests.groups_of(manifest):
             known = await self._find(group.manifest)
             if known is None:
                 return ()
             found.append((known, group.reach))
-        note(self.manifests.resolved, manifest, found)
         return found
 
     async def _find(self, manifest: str) -> Manifest | None:

@@ -250,7 +250,7 @@ def test_items_leave_in_order_in_envelopes_of_bounded_size() -> None:
     assert [e.number for e in opened] == [*range(1, len(opened) - 1), 0, len(opened) - 1]
     assert sum(len(e.items) for e in opened) == 102
     assert all(len(content) < MAX_ENVELOPE_BYTES + 9000 for _, content in sent)
-    assert len(outbox) == 0
+    assert list(outbox.messages()) == []
 
 
 def test_one_turn_tells_no_more_than_its_share() -> None:
@@ -259,7 +259,7 @@ def test_one_turn_tells_no_more_than_its_share() -> None:
         outbox.put("all", GUESS)
     told = sum(len(content) for _, content in outbox.messages())
     assert MAX_TURN_BYTES <= told < MAX_TURN_BYTES + MAX_ENVELOPE_BYTES + 9000
-    assert len(outbox) > 0
+    assert list(outbox.messages()) != []
 
 
 def test_where_there_is_no_room_the_oldest_go_and_the_epoch_says_so() -> None:
@@ -277,8 +277,9 @@ def test_what_may_not_have_arrived_is_dropped_with_all_that_waits() -> None:
     outbox = Outbox(ME, "all")
     outbox.put("all", GUESS)
     outbox.lost()
-    assert (len(outbox), outbox.epoch, outbox.counts["dropped_items"]) == (0, 1, 1)
+    assert (outbox.epoch, outbox.counts["dropped_items"]) == (1, 1)
     assert outbox.room
+    assert list(outbox.messages()) == []
 
 
 # -- guesses
