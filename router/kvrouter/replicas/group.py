@@ -23,11 +23,11 @@ from kvrouter.replicas.messages import (
     Change,
     Guess,
     Item,
+    Outbox,
     SnapshotRequest,
     State,
     decode,
 )
-from kvrouter.replicas.outbox import Outbox
 from kvrouter.replicas.peers import Peer, Peers, Prefills
 from kvrouter.routing.rendezvous import weight
 from kvrouter.telemetry.series import Reading

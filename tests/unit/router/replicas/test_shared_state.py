@@ -17,6 +17,7 @@ from kvrouter.replicas.holdings import Holdings
 from kvrouter.replicas.messages import (
     MAX_CHANGES,
     MAX_ENVELOPE_BYTES,
+    MAX_TURN_BYTES,
     VERSION,
     BadEnvelope,
     Change,
@@ -24,12 +25,12 @@ from kvrouter.replicas.messages import (
     Envelope,
     Guess,
     Item,
+    Outbox,
     SnapshotRequest,
     State,
     decode,
     encode,
 )
-from kvrouter.replicas.outbox import MAX_TURN_BYTES, Outbox
 from kvrouter.replicas.peers import FADED_S, GONE_S, MAX_PEERS, Peers
 
 ME, YOU = "0" * 16, "1" * 16
