@@ -63,7 +63,7 @@ def request_gauges(
     yield _gauge(
         "recompute_max_tokens",
         "Limit of these tokens: --recompute-budget-tokens.",
-        lambda: [((), float(budget.limit_tokens))],
+        lambda: budget.limit_tokens,
     )
 
 

@@ -93,8 +93,9 @@ class ProbeClient:
                 content = await read_bounded(answer, MAX_ANSWER_BYTES, ProbeFailed)
                 headers = {name.lower(): value for name, value in answer.headers.items()}
                 if answer.status != 200:
-                    shown = _short(content) + _remedy(answer.status)
-                    raise ProbeFailed(f"{path} answers {answer.status}: {shown}", answer.status)
+                    key = " (its key is --worker-api-key)" if answer.status in REFUSALS else ""
+                    said = f"{path} answers {answer.status}: {_short(content)}{key}"
+                    raise ProbeFailed(said, answer.status)
                 return ProbeResponse(content, headers)
         except TimeoutError:
             raise ProbeFailed(
@@ -110,10 +111,6 @@ class ProbeClient:
             cut = engine.server.tls and isinstance(error, _CUT_OFF)
             said = f"{error or type(error).__name__}{_CERTIFICATE if cut else ''}"
             raise ProbeFailed(f"{path}: {said}", silent=True) from None
-
-
-def _remedy(status: int) -> str:
-    return " (its key is --worker-api-key)" if status in REFUSALS else ""
 
 
 def _short(content: bytes) -> str:

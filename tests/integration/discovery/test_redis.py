@@ -43,7 +43,7 @@ async def link(redis: RedisServer) -> AsyncIterator[RedisClient]:
 
 
 def up(role: str = "decode", ttl_s: float = 10.0) -> EngineEntry:
-    return EngineEntry(role, "up", ttl_s)  # type: ignore[arg-type]
+    return EngineEntry(Role(role), "up", ttl_s)
 
 
 def test_an_entry_that_vanishes_is_kept_for_its_time_while_redis_can_be_read() -> None:
@@ -84,7 +84,7 @@ def test_a_router_that_stood_still_for_long_forgets_no_engine() -> None:
 def test_a_goodbye_holds_at_once_and_until_the_entry_is_up_again() -> None:
     kept = EntryGrace()
     kept.read(0.0, {A: up("prefill")})
-    assert kept.read(1.0, {A: EngineEntry("prefill", "leaving")}) == {}
+    assert kept.read(1.0, {A: EngineEntry(Role.PREFILL, "leaving")}) == {}
     assert kept.read(2.0, {}) == {}
     assert kept.read(3.0, {A: up("both")}) == {A: Role.BOTH}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Role  # noqa: TC001 (msgspec reads it)
 from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext, member_address
 from kvrouter.redis.client import RedisFailed
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class EngineEntry(msgspec.Struct, frozen=True):
     """The entry of an engine or a store node; unknown members are ignored."""
 
-    role: Literal["prefill", "decode", "both", "store"]
+    role: Role
     state: Literal["up", "leaving"] = "up"  # "leaving": it is to drain
     ttl_s: float = 15.0  # seconds until it expires
 
@@ -87,7 +87,7 @@ class EntryGrace:
         self._kept = {a: (role, left_s) for a, (role, left_s) in lost.items() if left_s > 0}
         for address, entry in entries.items():
             if entry.state == "up":
-                self._kept[address] = Role(entry.role), entry.lasts_s
+                self._kept[address] = entry.role, entry.lasts_s
         return {address: role for address, (role, _) in self._kept.items()}
 
 
@@ -163,7 +163,7 @@ class RedisSource:
                 continue
             try:
                 entry = msgspec.json.decode(value, type=EngineEntry)
-                entries[member_address(name, Role(entry.role))] = entry
+                entries[member_address(name, entry.role)] = entry
             except (ValueError, RecursionError) as error:
                 if (name, value) not in self._odd and len(self._odd) < MAX_MEMBERS:
                     self._odd.add((name, value))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 from contextlib import suppress
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from pydantic import AfterValidator, Field, model_validator
@@ -112,8 +112,8 @@ class EngineRegistration:
         await self._put("leaving")
         self.registered = False
 
-    async def _put(self, state: str) -> None:
-        entry = EngineEntry(self.engine.role.value, state, self._ttl_s)  # type: ignore[arg-type]
+    async def _put(self, state: Literal["up", "leaving"]) -> None:
+        entry = EngineEntry(self.engine.role, state, self._ttl_s)
         key, value = self._keys.entry(self._address), msgspec.json.encode(entry)
         before, *_ = await self._link.batch(
             [
