@@ -40,7 +40,7 @@ class EventSockets:
     def __post_init__(self) -> None:
         self.kept: deque[list[bytes]] = deque(maxlen=self.buffer_steps)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = _told_little(open_socket(self._context, zmq.PUB))
+        self._socket = _told_little(open_socket(self._context, zmq.PUB, self.endpoint))
         self._subscriptions: Inbox | None = None
         self._replays: Inbox | None = None
         try:
@@ -48,7 +48,8 @@ class EventSockets:
             # Only who takes what peers send notices that they have left.
             self._subscriptions = Inbox(self._socket, lambda _: None)
             if self.replay_endpoint is not None:
-                router = _told_little(open_socket(self._context, zmq.ROUTER))
+                replays = open_socket(self._context, zmq.ROUTER, self.replay_endpoint)
+                router = _told_little(replays)
                 router.bind(self.replay_endpoint)
                 self._replays = Inbox(router, partial(self._replay, router))
         except zmq.ZMQError:

@@ -120,9 +120,12 @@ def open_context() -> "zmq.Context[zmq.Socket[bytes]]":
     return context
 
 
-def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
-    """A socket of a ZMQ kind with our bounds."""
+def open_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, endpoint: str
+) -> "zmq.Socket[bytes]":
+    """A socket of a ZMQ kind with our bounds, to be bound or connected to `endpoint`."""
     socket = context.socket(kind)
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RECEIVED_MESSAGES)
     socket.setsockopt(zmq.SNDHWM, SENT_MESSAGES)
@@ -134,8 +137,10 @@ def open_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.So
     return socket
 
 
-def subscriber(context: "zmq.Context[zmq.Socket[bytes]]", prefix: bytes) -> "zmq.Socket[bytes]":
+def subscriber(
+    context: "zmq.Context[zmq.Socket[bytes]]", prefix: bytes, endpoint: str
+) -> "zmq.Socket[bytes]":
     """A SUB socket for topics that begin with `prefix`."""
-    socket = open_socket(context, zmq.SUB)
+    socket = open_socket(context, zmq.SUB, endpoint)
     socket.setsockopt(zmq.SUBSCRIBE, prefix)
     return socket

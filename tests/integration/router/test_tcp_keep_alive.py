@@ -74,7 +74,7 @@ async def test_clients_of_a_store_keep_it() -> None:
 
 async def test_subscribers_of_events_are_kept() -> None:
     sockets, context = EventSockets("tcp://127.0.0.1:*"), open_context()
-    feed = subscriber(context, b"")
+    feed = subscriber(context, b"", "")
     port = sockets.ports[0]
     feed.connect(f"tcp://127.0.0.1:{port}")
     await kept(port, here=False)

@@ -325,8 +325,10 @@ def test_a_planted_fault_is_found_with_its_remedy(rig: Rig, name: str) -> None:
     assert others <= fault.besides, report.text()
 
 
-def test_a_set_up_that_is_well_has_no_findings(rig: Rig) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+# To engines an endpoint with "::" is one to bind.
+@pytest.mark.parametrize("host", ["127.0.0.1", "[0:0:0:0:0:0:0:1]"])
+def test_a_set_up_that_is_well_has_no_findings(rig: Rig, host: str) -> None:
+    endpoint = f"tcp://{host}:{free_port()}"
     rig.prefill["kv_events_endpoint"] = rig.decode["kv_events_endpoint"] = endpoint
     rig.router["kv_events_bind"] = endpoint
     rdma(rig, ("10.0.0.7", "RoCE v2"))

@@ -24,7 +24,7 @@ class LiveSim:
         self.server = SimServer(settings)
         self.port = 0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> "LiveSim":
         self._thread.start()

@@ -110,8 +110,7 @@ class EventSubscriber:
         context: zmq.Context[zmq.Socket[bytes]],
         turns: Turns,
     ) -> None:
-        self._socket = subscriber(context, TOPIC_PREFIX.encode())
-        self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        self._socket = subscriber(context, TOPIC_PREFIX.encode(), endpoint)
         try:
             self._socket.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
         except zmq.ZMQError as error:
@@ -184,15 +183,15 @@ class EventConnector:
 
     def _connect(self, engine: Engine, port: int) -> tuple[Inbox, Inbox]:
         server, seen = engine.server, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        endpoint = endpoint_of(server.host, port)
         with ExitStack() as opened:
-            socket = subscriber(self.context, b"")
+            socket = subscriber(self.context, b"", endpoint)
             opened.callback(socket.close)
-            socket.setsockopt(zmq.IPV6, ":" in server.host)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
             opened.callback(socket.disable_monitor)
             monitor = socket.get_monitor_socket(seen)
             opened.callback(monitor.close)
-            socket.connect(endpoint_of(server.host, port))
+            socket.connect(endpoint)
             opened.pop_all()
 
         def take(frames: Sequence[bytes]) -> None:
@@ -275,8 +274,7 @@ class _Replay:
         self._rank = rank
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._loop.time()
-        socket = open_socket(owner.context, zmq.DEALER)
-        socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        socket = open_socket(owner.context, zmq.DEALER, endpoint)
         socket.connect(endpoint)
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         self._inbox = Inbox(socket, self._take, owner.turns)

@@ -40,7 +40,7 @@ class _Listener:
         """Raises zmq.ZMQError if the address cannot be bound."""
         self.block_tokens: dict[str, int] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        socket = subscriber(self._context, b"")
+        socket = subscriber(self._context, b"", endpoint)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError:
