@@ -15,6 +15,7 @@ from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_store
 
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.vllm_tier.announced import fetch_hint
 from kvrouter_store.identity.chain import hash_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -56,9 +57,13 @@ def hosts(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterator
             store.stop()
 
 
-def told(engine: Engine, question: Question, **store: Any) -> tuple[list[int], dict[str, Any]]:
+def told(
+    engine: Engine, question: Question, hint: dict[str, Any] | None = None, **store: Any
+) -> tuple[list[int], dict[str, Any]]:
     """The tokens of a leg as a router sends it, and the connector's report."""
-    params = {"kv_transfer_params": {"kvstore": store}} if store else {}
+    about = {"kvstore": store} if store else {}
+    about |= {"kv_hint": hint} if hint else {}
+    params = {"kv_transfer_params": about} if about else {}
     answer = engine.complete(**{**question.body(), **params})
     return answer["choices"][0]["token_ids"], answer["kv_transfer_params"]["kvstore"]
 
@@ -113,6 +118,23 @@ def test_decode_reads_what_is_at_another_node_now(hosts: Hosts) -> None:
     tokens, _ = told(hosts.decode, question, source=hosts.far.url)
     assert not difference(expected, Answer(tokens, 0, 0))
     assert loaded(hosts) - before == whole_blocks(650)
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(660, True), (740, False)])
+def test_decode_obeys_the_hint_of_another_router_and_answers_what_came_of_it(
+    hosts: Hosts, size: int, allowed: bool
+) -> None:
+    question, expected = asked(hosts, size)
+    _, report = told(hosts.prefill, replace(question, max_tokens=1))
+    blocks = whole_blocks(size)
+    assert eventually(lambda: held(hosts.far, question, report) == blocks)
+    before = loaded(hosts)
+    hint = fetch_hint("m", f"tcp://{hosts.far.address if allowed else '127.0.0.1:9'}", [1, 2])
+    tokens, own = told(hosts.decode, question, hint)
+    assert not difference(expected, Answer(tokens, 0, 0))
+    came = blocks if allowed else 0
+    assert own["fetch"] == {"requested": 2, "accepted": came, "honoured": came}
+    assert loaded(hosts) - before == came
 
 
 def test_a_node_that_died_costs_a_computation(hosts: Hosts) -> None:

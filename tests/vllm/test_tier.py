@@ -237,6 +237,25 @@ def test_chunks_of_another_node_are_read_where_a_request_names_it(
     assert node.stats()["commits_total"] == 0
 
 
+def test_the_hint_of_another_router_is_obeyed_and_answered(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    hint = far.url.replace("kv://", "tcp://")
+    found = start(beside(node, far), f"read {hint}", "fetched").found()
+    whole = {"requested": 4, "accepted": 4, "honoured": 4}
+    assert found == {"read": [True] * 4, "fetched": [whole] * 4}
+
+
+def test_a_hint_at_a_node_that_is_not_allowed_or_away_costs_a_computation(
+    start: Callable[..., Stories], node: StoreServer, far: StoreProcess
+) -> None:
+    refused, lost = ({"requested": 4, "accepted": each, "honoured": 0} for each in (0, 4))
+    hint = far.url.replace("kv://", "tcp://")
+    other = beside(node, far, neighbours="127.0.0.1:9")
+    found = start(other, f"read {hint}", "fetched", "read tcp://127.0.0.1:9", "fetched").found()
+    assert found == {"read": [False] * 4, "fetched": [refused] * 4 + [lost] * 4}
+
+
 def test_each_chunk_is_read_where_it_is(
     start: Callable[..., Stories], node: StoreServer, far: StoreProcess
 ) -> None:

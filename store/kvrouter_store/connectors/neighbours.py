@@ -4,6 +4,7 @@ A router names one in a request. Anyone who reaches the engine can send it a req
 connects only to nodes that its settings allow.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,9 +47,13 @@ class Sources:
         return cls(here, frozenset(map(parse_url, urls)))
 
     def url(self, source: str) -> str | None:
-        """The URL of the node that a request names: '' for the own one, None if not allowed."""
+        """The URL of the node that a request names: '' for the own one, None if not allowed.
+
+        Hints of other routers name it as tcp://HOST:PORT: with TLS if the own one has it.
+        """
+        scheme = "kvs" if any(each.tls for each in self.own) else "kv"
         try:
-            address = parse_url(source)
+            address = parse_url(re.sub(r"\Atcp(?=://)", scheme, source))
         except ValueError:
             return None
         if address in self.own:

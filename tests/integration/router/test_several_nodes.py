@@ -23,9 +23,11 @@ from tests.integration.router.conftest import Json, Open, Site, metric, text
 
 from kvrouter.app.core import STORE_DEADLINE_S
 from kvrouter.engines.engine import Role
+from kvrouter.prefix.index import block_ids
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.vllm_tier.announced import Announced, announced
 from kvrouter_store.events.publisher import EventSockets
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
@@ -50,8 +52,11 @@ def stat(node: StoreProcess, name: str) -> int:
 
 
 def source(body: Json) -> Any:
-    """The node that a leg's body names."""
-    return body.get("kv_transfer_params", {}).get("kvstore", {}).get("source")
+    """The node that a leg's body names, with the blocks that it has and the own one lacks."""
+    told = body.get("kv_transfer_params", {})
+    node = told.get("kvstore", {}).get("source")
+    assert (announced(told) or Announced(None, 0)).source == (node or "")
+    return node
 
 
 @pytest.fixture
@@ -173,7 +178,12 @@ async def test_a_chat_names_its_source_beside_its_token_ids(
     await asyncio.to_thread(put)
     assert (await here.post(body, "/v1/chat/completions"))[0] == 200
     params = here.decode[0].requests[-1]["kv_transfer_params"]
-    assert params == {"prompt_token_ids": tokens, "kvstore": {"source": nodes[0].url}}
+    assert params["prompt_token_ids"] == tokens
+    payload = params["kv_hint"]["actions"][0]["payload"]
+    assert payload == {
+        "source_control_endpoint": nodes[0].url,
+        "block_hashes": block_ids(chain).tolist(),
+    }
 
 
 @pytest.mark.parametrize("mode", AHEAD)

@@ -6,7 +6,7 @@ first line is a JSON list, the process's arguments TIER_JSON STORY...: the tier'
 finding into the connection; the test that runs this says what each must be.
 There is no device: the stories write to and read from vLLM's host memory as its workers would.
 Where it is told "pause", it waits for the end of what the connection brings. "STORY URL" tells a
-story in which each request names the store node that has its KV.
+story in which each request names the store node that has its KV; with tcp:// by a KV hint.
 """
 
 import gc
@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
     ReqContext,
     ScheduleEndContext,
+    get_offload_block_hash,
     make_offload_key,
 )
 from vllm.v1.kv_offload.config import (
@@ -73,6 +75,13 @@ def content_of(key: OffloadKey) -> bytes:
     return sha256(key).digest() * (BLOCK_BYTES // 32)
 
 
+def fetch_hints(source: str, keys: Sequence[OffloadKey]) -> KvHintsEnvelope:
+    """An envelope as Dynamo's router builds it."""
+    hashes = [int.from_bytes(get_offload_block_hash(key)[-8:]) for key in keys]
+    payload = {"source_control_endpoint": source, "block_hashes": hashes}
+    return KvHintsEnvelope("0.1", "m", [KvHintAction("a", "kv.fetch", "1.0", payload)])
+
+
 class Engine:
     """The scheduler's side of an engine, and the bytes that its worker would move."""
 
@@ -83,12 +92,15 @@ class Engine:
         self.tier = self.manager.secondary_tiers[0]
         self.requests = 0
         self.told: dict[str, Any] = {}  # by a router, with every request
+        self.source = ""  # what a hint names to every request
+        self.fetched: list[dict[str, int] | None] = []  # what became of the hints
 
     def request(self, keys: Sequence[OffloadKey]) -> ReqContext:
         """A new request of these chunks, in order."""
         self.requests += 1
         params = {"kvstore": self.told} if self.told else None
-        context = ReqContext(f"request-{self.requests}", params)
+        hints = fetch_hints(self.source, keys) if self.source else None
+        context = ReqContext(f"request-{self.requests}", params, hints)
         for index, key in enumerate(keys):
             context.set_offload_key_position(key, (index + 1) * TOKENS)
         self.manager.on_new_request(context)
@@ -141,6 +153,7 @@ class Engine:
             for key, chunk in zip(hits, loaded.chunk_ids, strict=True):
                 chunks[key] = bytes(self.bytes_of(chunk))
             self.manager.complete_load(hits, context)
+        self.fetched.append(self.tier.arrivals.fetched(context))
         self.manager.on_request_finished(context)
         return [chunks.get(key) for key in keys]
 
@@ -170,6 +183,11 @@ def read(engine: Engine) -> object:
     """What was offloaded, by this process or another."""
     chains = [whole("a"), whole("b", group=1), whole("c"), whole("d")]
     return [engine.read(chain) == [content_of(key) for key in chain] for chain in chains]
+
+
+def fetched(engine: Engine) -> object:
+    """What became of the hints of the requests so far."""
+    return engine.fetched
 
 
 def groups(engine: Engine) -> object:
@@ -247,7 +265,20 @@ def renew(engine: Engine) -> object:
     return True
 
 
-TOLD = (offload, read, groups, unknown, gap, lost, fresh, drain, half, await_landing, renew)
+TOLD = (
+    offload,
+    read,
+    fetched,
+    groups,
+    unknown,
+    gap,
+    lost,
+    fresh,
+    drain,
+    half,
+    await_landing,
+    renew,
+)
 STORIES = {each.__name__: each for each in TOLD}
 
 
@@ -261,7 +292,9 @@ def main(tier: str, *stories: str) -> int:
             sys.stdin.readline()
             continue
         name, _, source = story.partition(" ")
-        engine.told = {"source": source} if source else {}
+        hinted = source.startswith("tcp://")
+        engine.told = {"source": source} if source and not hinted else {}
+        engine.source = source if hinted else ""
         found[f"{number} {name}"] = STORIES[name](engine)
     engine.close()
     print("\n" + json.dumps(found), flush=True)

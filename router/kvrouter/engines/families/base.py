@@ -15,7 +15,7 @@ from kvrouter.engines.families.pages import EnginePages, LegSupport
 from kvrouter.engines.families.splice import pick, splice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvrouter.engines.engine import CacheGroup, Engine
     from kvrouter.engines.families.parameter_table import ParameterTable
@@ -114,6 +114,15 @@ class PendingKv:
     node: str | None = None  # URL of the store node that gets them, if it is one of several
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """KV of a prompt that a node of the store has, or will have, and an engine's own node lacks."""
+
+    node: str  # its URL
+    message_id: str  # of the hint to fetch it
+    block_hashes: Sequence[int]  # low 64 bits, in order; none: unknown
+
+
 class Family:
     """Dialect of one kind of engine; no state per request. The defaults transfer no KV.
 
@@ -183,7 +192,7 @@ class Family:
         want_ids: bool = False,
         rendezvous: Rendezvous | None = None,
         priority: int | None = None,
-        source: str | None = None,
+        source: KvSource | None = None,
     ) -> bytes:
         """Body of the prefill leg.
 
@@ -193,7 +202,7 @@ class Family:
             want_ids: whether the answer is to contain the prompt's token ids.
             rendezvous: of concurrent legs.
             priority: of the leg, where `schedules_by_priority`; None: the client's.
-            source: URL of a store node that has KV which the engine's own node lacks.
+            source: KV which the engine's own node lacks.
         """
         table, given = self.parameters, request.spans.keys()
         changes: Changes = dict.fromkeys(table.left_out_on_prefill & given)
@@ -217,7 +226,7 @@ class Family:
         pending: PendingKv | None = None,
         rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
-        source: str | None = None,
+        source: KvSource | None = None,
     ) -> bytes:
         """Body of the decode leg.
 
@@ -228,7 +237,7 @@ class Family:
             pending: KV for which the engine is to wait, at `source` or else at its own node.
             rendezvous: of concurrent legs.
             want_ids: whether each event is to name its tokens.
-            source: URL of a store node that has KV which the engine's own node lacks.
+            source: KV which the engine's own node lacks.
         """
         changes = self._left_out(request)
         if want_ids and self.reports_tokens(request):
@@ -278,7 +287,7 @@ class Family:
         """Members that name the KV of the decode leg's prompt."""
         return {}
 
-    def _store_members(self, pending: PendingKv | None, source: str | None) -> Changes:
+    def _store_members(self, pending: PendingKv | None, source: KvSource | None) -> Changes:
         """Members that tell the store's connector of either leg's engine where KV is."""
         return {}
 

@@ -180,7 +180,7 @@ IDENTITY: Final = (
 TRANSFER: Final = (
     *steering(
         f"{' '.join(TRANSFERS)} bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key "
-        "disagg_prefill_dp_rank disaggregated_params"
+        "disagg_prefill_dp_rank disaggregated_params kv_hint kv_hints"
     ),
     Parameter(
         "vllm_xargs",

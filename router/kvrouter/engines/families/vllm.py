@@ -21,12 +21,13 @@ from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
 from kvrouter.http.bounded_json import bounded
 from kvrouter_store.connection.address import parse_url
+from kvrouter_store.connectors.vllm_tier.announced import HINT, fetch_hint
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.families.base import Changes, PendingKv
+    from kvrouter.engines.families.base import Changes, KvSource, PendingKv
     from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.parameter_table import ParameterTable
     from kvrouter.openai.request import Request
@@ -108,13 +109,16 @@ class Vllm(Family):
         transfer = handoff.transfer_params if handoff is not None else None
         return {TRANSFER: transfer} if transfer is not None else {}
 
-    def _store_members(self, pending: PendingKv | None, source: str | None) -> Changes:
+    def _store_members(self, pending: PendingKv | None, source: KvSource | None) -> Changes:
         told: dict[str, Any] = {}
+        hint: dict[str, Any] = {}
         if pending is not None:
             told |= {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
         if source is not None:
-            told["source"] = source
-        return {TRANSFER: orjson.dumps({"kvstore": told})} if told else {}
+            told["source"] = source.node  # for connectors of 0.1, which know no hints
+            if source.block_hashes:
+                hint[HINT] = fetch_hint(source.message_id, source.node, source.block_hashes)
+        return {TRANSFER: orjson.dumps({"kvstore": told, **hint})} if told else {}
 
     def _put_ids(self, request: Request, changes: Changes, ids: bytes | None) -> None:
         """A chat takes ids within the transfer parameters (vLLM 0.32 on)."""

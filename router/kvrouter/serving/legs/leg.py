@@ -345,7 +345,7 @@ class Legs:
             pending=pending,
             rendezvous=rendezvous,
             want_ids=context.reports_tokens,
-            source=context.source(engine) if pending is None else pending.node,
+            source=context.source(engine, pending),
         )
         deadlines = client.deadlines
         if pending is not None:

@@ -14,7 +14,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.admission.held import HeldResources
+from kvrouter.engines.families.base import KvSource
 from kvrouter.openai.request import UNREAD, Request
+from kvrouter.prefix.index import block_ids
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
 from kvrouter.serving.request.summary import parts_of
 from kvrouter.telemetry.metrics import PARTS
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.queue import Waiting
     from kvrouter.admission.waiting import QueueWait
     from kvrouter.engines.engine import Engine, HashDomain
-    from kvrouter.engines.families.base import Handoff
+    from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
@@ -277,10 +279,21 @@ class RequestContext:
         plans = [each.route.plan for each in self.shares or [self]]
         return ",".join(dict.fromkeys(plan.why for plan in plans if plan is not None)) or None
 
-    def source(self, engine: Engine) -> str | None:
-        """The store node that has most of what the own node of `engine` lacks; None: none has."""
-        found = self.route.stored or self.prompt.stored_for(engine.manifest)
-        return found.source(engine.node)
+    def source(self, engine: Engine, pending: PendingKv | None = None) -> KvSource | None:
+        """Where most of the KV is that the own node of `engine` lacks; None: no other node has it.
+
+        `pending`: what is on its way to a node, and for what the engine is to wait.
+        """
+        if pending is not None:
+            first, node, stop = 0, pending.node, pending.blocks
+        else:
+            found = self.route.stored or self.prompt.stored_for(engine.manifest)
+            node, first = found.source(engine.node), found.at(engine.node)
+            stop = found.at(node)
+        if node is None:
+            return None
+        ids = block_ids(self.prompt.hashes or b"")[first:stop]
+        return KvSource(node, self.request_id, ids.tolist())
 
     def waited(self, since_s: float, reason: str) -> None:
         """It has waited since then, for its turn or for an engine."""

@@ -23,16 +23,17 @@ import orjson
 from kvrouter.canary.verdict import Difference, first_difference, margin, tokens_of
 from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import HashDomain, Role
-from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
+from kvrouter.engines.families.base import BadAnswer, Handoff, KvSource, LegOrder
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.openai.endpoints import COMPLETIONS
 from kvrouter.openai.request import parse
+from kvrouter.prefix.index import block_ids
 from kvrouter.tools.doctor.base import Found, Setup, error
 from kvrouter.tools.doctor.store import DEADLINE_S, NAME, TRIAL_BLOCKS, connected_engines
 from kvrouter.tools.doctor.tokenizers import token_ids
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.chain import hash_tokens
+from kvrouter_store.identity.chain import HASH_BYTES, hash_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -261,7 +262,9 @@ class Trial:
         """The tokens that the decode engine answers; None if it does not name them."""
         family = self.setup.families.of(self.prefill.engine)
         before = await self._loaded()
-        source = self.store.url if len(self.setup.settings.store) > 1 else None
+        several = len(self.setup.settings.store) > 1
+        ids = block_ids(self.hashes[: self.landed * HASH_BYTES]).tolist()
+        source = KvSource(self.store.url, "doctor", ids) if several else None
         leg = family.decode_body(parse(body, "completion", 1), handoff, source=source)
         answer = await self._ask(self.decode, leg)
         after = await self._loaded()

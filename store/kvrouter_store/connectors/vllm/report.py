@@ -13,7 +13,8 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     `waits`: it can be asked before its KV has landed. `node`: its own node of the store.
     `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
     needs where they end. They are none while the store is away: the router would wait in vain.
-    `cause`: why they are none, in the router's words (`NothingLanded`).
+    `cause`: why they are none, in the router's words (`NothingLanded`). `fetch`: what became of the
+    blocks that a hint named.
 
     status: vLLM's state of the request; None where it never began.
     """
@@ -45,6 +46,9 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
         about["cause"] = cause
     if tier.node:
         about["node"] = tier.node
+    fetched = tier.arrivals.fetched(status.req_context) if status is not None else None
+    if fetched is not None:
+        about["fetch"] = fetched
     if len(groups) > 1 or groups[0]["reach"] is not None:
         about["groups"] = groups
     return about

@@ -6,7 +6,7 @@ steps. One that is on its way gets no answer until it has landed: vLLM then fetc
 prefill engine computes the next, and gives the request no blocks of its cache before all came.
 
 A router also names the node that has them, where it is not the engine's own. Then that node is
-asked for what the own one lacks.
+asked for what the own one lacks, whatever blocks a hint lists: each is checked against its digest.
 """
 
 import logging
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
+from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.kv_offload.base import (
     OffloadKey,
     ReqContext,
@@ -25,7 +27,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvrouter_store.connectors.landings import AwaitedPrefix, Landings
 from kvrouter_store.connectors.neighbours import Sources
-from kvrouter_store.connectors.vllm_tier.announced import announced
+from kvrouter_store.connectors.vllm_tier.announced import Announced, announced
 from kvrouter_store.identity.block import Manifest
 
 log = logging.getLogger("vllm.kvstore")
@@ -77,8 +79,10 @@ class Arrivals:
 
     def begin(self, context: ReqContext) -> None:
         """A request came: note what was announced to it."""
-        if (told := announced(context.kv_transfer_params)) is None:
+        told = announced(context.kv_transfer_params, _plain(context.kv_hints))
+        if told is None:
             return
+        context.set_state(told)
         node = self.sources.url(told.source) if told.source else ""
         if node is None and not self._complained:
             self._complained = True
@@ -113,6 +117,18 @@ class Arrivals:
         coming = context.get_state(_Coming)
         place = None if coming is None else coming.places.get(key)
         return coming.node if coming and place and place[0].came(place[1]) else ""
+
+    def fetched(self, context: ReqContext) -> dict[str, int] | None:
+        """What became of a hint to fetch: blocks that it named, that were asked for, that came.
+
+        None: the request had none.
+        """
+        told, coming = context.get_state(Announced), context.get_state(_Coming)
+        if told is None or not told.hinted:
+            return None
+        places = [] if coming is None else [*coming.places.values()]
+        came = sum(place is not None and place[0].came(place[1]) is True for place in places)
+        return {"requested": told.hinted, "accepted": len(places), "honoured": came}
 
     def follow(self) -> None:
         """Begin to follow what was asked for since the last call."""
@@ -174,3 +190,12 @@ class Arrivals:
             coming.awaited.append(awaited)
             self._followed.append(awaited)
             coming.places.update({key: (awaited, place) for place, key in enumerate(keys)})
+
+
+def _plain(hints: KvHintsEnvelope | None) -> dict[str, Any] | None:
+    """What is read of an envelope, as it is in JSON."""
+    if hints is None:
+        return None
+    names = ("action_type", "action_version", "payload")
+    actions = [{name: getattr(action, name) for name in names} for action in hints.actions]
+    return {"actions": actions}

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv
+from kvrouter.engines.families.base import BadAnswer, Handoff, KvSource, PendingKv
 from kvrouter.engines.families.nixl import PREFILL, Nixl
 from kvrouter.engines.families.sglang import Rooms
 from kvrouter.engines.families.splice import splice
 from kvrouter.engines.families.vllm import Vllm
 from kvrouter.serving.request.context import leg_fields, with_own_id, without_rank
+from kvrouter_store.connectors.vllm_tier.announced import fetch_hint
 from kvrouter_store.identity.chain import root_hash
 
 Spans = dict[str, tuple[int, int]]
@@ -360,8 +361,22 @@ def test_engines_own_connectors_get_what_the_prefill_engine_answered() -> None:
 
 
 def test_both_legs_name_the_node_that_has_what_the_own_node_lacks() -> None:
-    source, request = "kv://b:7400", completion()
-    told = {"kvstore": {"source": source}}
+    source, request = KvSource("kv://b:7400", "req-1", [7, 8]), completion()
+    told = {
+        "kvstore": {"source": source.node},
+        "kv_hint": {
+            "protocol_version": "0.1",
+            "message_id": "req-1",
+            "actions": [
+                {
+                    "action_id": "req-1-fetch",
+                    "action_type": "kv.fetch",
+                    "action_version": "1.0",
+                    "payload": {"source_control_endpoint": source.node, "block_hashes": [7, 8]},
+                }
+            ],
+        },
+    }
     for body in (
         Vllm().prefill_body(request, source=source),
         Vllm().decode_body(request, Handoff(manifest="x"), source=source),
@@ -369,20 +384,30 @@ def test_both_legs_name_the_node_that_has_what_the_own_node_lacks() -> None:
         assert json.loads(body)["kv_transfer_params"] == told
     pending = PendingKv(3, 2.0)
     body = Vllm().decode_body(request, None, pending=pending, source=source)
-    coming = {"coming_blocks": 3, "wait_s": 2.0, "source": source}
-    assert json.loads(body)["kv_transfer_params"] == {"kvstore": coming}
+    coming = {"coming_blocks": 3, "wait_s": 2.0, "source": source.node}
+    assert json.loads(body)["kv_transfer_params"] == {**told, "kvstore": coming}
     body = Vllm().decode_body(chat(), Handoff(prompt_token_ids=b"[1]"), source=source)
     assert json.loads(body)["kv_transfer_params"] == {"prompt_token_ids": [1], **told}
 
 
+def test_no_hint_names_blocks_that_have_no_names() -> None:
+    body = Vllm().decode_body(completion(), None, source=KvSource("kv://b:7400", "req-1", ()))
+    assert json.loads(body)["kv_transfer_params"] == {"kvstore": {"source": "kv://b:7400"}}
+
+
 def test_a_clients_own_source_goes_nowhere() -> None:
-    request = completion(kv_transfer_params={"kvstore": {"source": "kv://evil:1"}})
+    hint = fetch_hint("evil", "kv://evil:1", [1])
+    request = completion(
+        kv_transfer_params={"kvstore": {"source": "kv://evil:1"}, "kv_hint": hint},
+        kv_hint=hint,
+        kv_hints=hint,
+    )
     for body in (Vllm().prefill_body(request), Vllm().decode_body(request, None)):
-        assert "kv_transfer_params" not in json.loads(body)
+        assert b"evil" not in body
 
 
 def test_engines_whose_own_connectors_hand_over_are_named_no_node() -> None:
-    source, request = "kv://b:7400", completion()
+    source, request = KvSource("kv://b:7400", "req-1", [7]), completion()
     body = json.loads(Nixl().prefill_body(request, source=source))
     assert body["kv_transfer_params"] == json.loads(PREFILL)
     handoff = Handoff(transfer_params=b'{"do_remote_prefill":true}')

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrouter_store.connectors.vllm_tier.announced import Announced, announced
+from kvrouter_store.connectors.vllm_tier.announced import Announced, announced, fetch_hint
 
 
 def test_blocks_that_will_land_are_announced_with_the_time_to_wait_for_them() -> None:
@@ -23,6 +23,65 @@ def test_a_node_is_named_where_blocks_are_or_will_be() -> None:
     assert announced({"kvstore": coming}) == Announced(4, 30.0, url)
     assert announced({"kvstore": {**coming, "source": 3}}) == Announced(4, 30.0)
     assert announced({"kvstore": {**coming, "wait_s": "long"}}) == Announced(None, 0.0, url)
+
+
+def hinted(**changes: Any) -> dict[str, Any]:
+    """An envelope as Dynamo's router builds it; `changes` of its action to fetch."""
+    action = {
+        "action_id": "a2",
+        "action_type": "kv.fetch",
+        "action_version": "1.0",
+        "payload": {"source_control_endpoint": "tcp://b:7400", "block_hashes": [123, 456]},
+    }
+    future = {"action_id": "a1", "action_type": "kv.new", "action_version": "9.0", "payload": {}}
+    actions = [future, {**action, **changes}]
+    return {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+
+
+def fetching(**changes: Any) -> dict[str, Any]:
+    """The same with changes of what is to be fetched."""
+    return hinted(
+        payload={"source_control_endpoint": "tcp://b:7400", "block_hashes": [1], **changes}
+    )
+
+
+def test_the_hint_of_any_router_names_a_node_in_either_place() -> None:
+    expected = Announced(None, 0.0, "tcp://b:7400", 2)
+    assert announced({"kv_hint": hinted()}) == announced(None, hinted()) == expected
+    coming = {"coming_blocks": 4, "wait_s": 30, "source": "kv://a:7400"}
+    told = announced({"kvstore": coming, "kv_hint": hinted()})
+    assert told == Announced(4, 30.0, "tcp://b:7400", 2)
+
+
+def test_what_this_router_hints_is_understood() -> None:
+    hint = fetch_hint("m", "kv://b:7400", [0, (1 << 64) - 1])
+    assert announced({"kv_hint": hint}) == Announced(None, 0.0, "kv://b:7400", 2)
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        "kv.fetch",
+        {},
+        {"actions": "bad"},
+        {"actions": ["bad"]},
+        hinted(action_type="kv.retain"),
+        hinted(action_version="2.0"),
+        hinted(payload="bad"),
+        hinted(payload={}),
+        fetching(source_control_endpoint=""),
+        fetching(source_control_endpoint=3),
+        fetching(block_hashes=[]),
+        fetching(block_hashes=[True]),
+        fetching(block_hashes=[-1]),
+        fetching(block_hashes=[1 << 64]),
+        fetching(mode="move"),
+    ],
+)
+def test_a_hint_that_cannot_be_meant_announces_nothing(envelope: Any) -> None:
+    assert announced({"kv_hint": envelope}, envelope) is None
+    own = {"source": "kv://a:7400"}
+    assert announced({"kvstore": own}, envelope) == Announced(None, 0.0, "kv://a:7400")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,14 @@ def node() -> Iterator[StoreServer]:
     node.stop()
 
 
+def test_hints_of_other_routers_name_a_node_by_tcp() -> None:
+    plain = Sources.of("10.0.0.2:7400", OWN)
+    assert plain.url("tcp://10.0.0.2:7400") == "kv://10.0.0.2:7400"
+    assert (plain.url("tcp://10.0.0.1:7400"), plain.url("tcp://10.0.0.3:7400")) == ("", None)
+    tls = Sources.of("10.0.0.2:7400", OWN.replace("kv", "kvs"))
+    assert tls.url("tcp://10.0.0.2:7400") == "kvs://10.0.0.2:7400"
+
+
 def test_no_node_may_be_named_unless_the_settings_say_so() -> None:
     assert Sources.of("", OWN).url("kv://10.0.0.2:7400") is None
 

@@ -51,8 +51,9 @@ def told(
         )
         for each in groups
     }
+    arrivals = SimpleNamespace(fetched=lambda _: more.get("fetched"))
     tier: Any = SimpleNamespace(
-        links=links, away=more.get("away", False), node=more.get("node", "")
+        links=links, away=more.get("away", False), node=more.get("node", ""), arrivals=arrivals
     )
     scheduler = SimpleNamespace(manager=manager, config=config)
     return report(scheduler, status, tier, more.get("refusal", ""))
@@ -62,6 +63,11 @@ def test_a_model_of_full_attention_says_its_manifest_and_how_far_it_gave() -> No
     expected = {"manifest": "00", "blocks": 4, "block_tokens": BLOCK, "root": "ab"}
     expected["waits"] = True
     assert told(group(0, None)) == expected
+
+
+def test_what_became_of_a_hint_is_answered() -> None:
+    fetched = {"requested": 4, "accepted": 4, "honoured": 3}
+    assert told(group(0, None), fetched=fetched)["fetch"] == fetched
 
 
 def test_the_engines_own_node_is_named_where_others_can_reach_it() -> None:
