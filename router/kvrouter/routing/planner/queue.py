@@ -97,6 +97,7 @@ class QueuedPrompt:
     arrived_s: float  # on the queue's clock; for a second try that of the first
     tenant: str = ""
     priority: int = 0  # of the client: lower goes first
+    estimate: Callable[[int, int], float] = prefill_s  # simulations bring wrong ones
     work_s: float = 0.0  # where it takes least
     key: tuple[int, float] = (0, 0.0)
 
@@ -113,10 +114,12 @@ class Option(NamedTuple):
 class _Costs:
     """What a prompt costs on each engine; `held` are the leading blocks that it has itself."""
 
-    __slots__ = ("_held", "_inputs", "_pace", "_usable", "_usual")
+    __slots__ = ("_held", "_inputs", "_pace", "_prompt", "_usable", "_usual")
 
-    def __init__(self, inputs: RouteInputs, held: Mapping[Engine, int], pace: float) -> None:
-        self._inputs, self._held, self._pace = inputs, held, pace
+    def __init__(
+        self, prompt: QueuedPrompt, inputs: RouteInputs, held: Mapping[Engine, int], pace: float
+    ) -> None:
+        self._prompt, self._inputs, self._held, self._pace = prompt, inputs, held, pace
         self._usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
         self._usual: dict[str | None, tuple[float, float, int]] = {}
 
@@ -143,7 +146,7 @@ class _Costs:
             return lead_s, *usual[1:]
         held_tokens = max(own, stored) * inputs.block_tokens
         computed = inputs.prompt_tokens - held_tokens
-        return lead_s, pace * prefill_s(computed, held_tokens), computed
+        return lead_s, pace * self._prompt.estimate(computed, held_tokens), computed
 
 
 class _Rests(dict[Engine, float]):
@@ -228,7 +231,8 @@ class PrefillQueue:
         stored = max(inputs.store_blocks.values(), default=0)
         usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
         tokens = min(max(held, stored), usable) * inputs.block_tokens
-        prompt.work_s = self.pace(inputs.model) * prefill_s(inputs.prompt_tokens - tokens, tokens)
+        estimate_s = prompt.estimate(inputs.prompt_tokens - tokens, tokens)
+        prompt.work_s = self.pace(inputs.model) * estimate_s
         come_s = self._shares.enter(prompt, len(inputs.prefill))
         prompt.key = prompt.priority, prompt.work_s + AGING * come_s
         insort(self.waiting, prompt, key=_KEY)
@@ -284,7 +288,7 @@ class PrefillQueue:
     def _place(self, prompt: QueuedPrompt, rests: _Rests) -> tuple[Plan | None, float]:
         """The plan of `prompt`, if it goes now; else when its engine may be open."""
         inputs = self._current(prompt)
-        costs = _Costs(inputs, believed(inputs), self.pace(inputs.model))
+        costs = _Costs(prompt, inputs, believed(inputs), self.pace(inputs.model))
         waited_s = rests.now_s - prompt.arrived_s
         found: list[Option] = []
 
@@ -294,12 +298,12 @@ class PrefillQueue:
 
         plan = decide(inputs, self.policy.choice(inputs)(inputs.decode), choose)
         if plan.prefill is None:
-            beside = self._beside_streams(inputs).of(plan.decode)
+            beside = self._beside_streams(prompt, inputs).of(plan.decode)
             predicted_s = waited_s + self._ready_s(beside, inputs)
             return replace(plan, work_s=beside.work_s, predicted_s=predicted_s), 0.0
         option = found[0]
         finish_s = max(rests[option.engine], option.lead_s) + option.work_s
-        alone = self._alone(inputs, option, finish_s)
+        alone = self._alone(prompt, inputs, option, finish_s)
         if alone is not None:
             return replace(alone, predicted_s=waited_s + alone.predicted_s), 0.0
         ring_s = self._opens_s(option, rests, waited_s)
@@ -357,7 +361,9 @@ class PrefillQueue:
         ahead_s = max(HORIZON_S, option.lead_s)
         return now_s if rest <= ahead_s else now_s + rest - ahead_s
 
-    def _alone(self, inputs: RouteInputs, option: Option, finish_s: float) -> Plan | None:
+    def _alone(
+        self, prompt: QueuedPrompt, inputs: RouteInputs, option: Option, finish_s: float
+    ) -> Plan | None:
         """The plan without a prefill leg, if a decode engine has the answer begun sooner.
 
         What streams lose speaks for the leg, unless it is short; what those lose that wait behind
@@ -365,7 +371,7 @@ class PrefillQueue:
         """
         if self.stall_weight is None:
             return None
-        costs = self._beside_streams(inputs)
+        costs = self._beside_streams(prompt, inputs)
         best, least = None, (True, inf)
         for engine in inputs.decode:
             lead_s, work_s, _ = costs.parts(engine)
@@ -393,9 +399,9 @@ class PrefillQueue:
         missing, ready_s = beside.computed_tokens, self._ready_s(beside, inputs)
         return Plan(None, best, missing, Why.SOONER, missing, beside.work_s, ready_s)
 
-    def _beside_streams(self, inputs: RouteInputs) -> _Costs:
-        """What a prompt costs on decode engines: what they may still get does not count."""
-        return _Costs(inputs, inputs.matches, self.pace(inputs.model))
+    def _beside_streams(self, prompt: QueuedPrompt, inputs: RouteInputs) -> _Costs:
+        """What `prompt` costs on decode engines: what they may still get does not count."""
+        return _Costs(prompt, inputs, inputs.matches, self.pace(inputs.model))
 
     def _ready_s(self, beside: Option, inputs: RouteInputs) -> float:
         """Seconds until a decode engine has the prompt computed, after those it computes now."""
