@@ -43,7 +43,7 @@ from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.stores import is_foreign, store_urls
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
-from kvrouter.routing.planner.queue import SHORT_PAUSE_S
+from kvrouter.routing.planner.queue import SHORT_PAUSE_S, USUAL_PAUSE_S
 from kvrouter.routing.policies import POLICIES, PolicyName
 from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
@@ -220,11 +220,12 @@ class RouterSettings(
         json_schema_extra={"metavar": "TOKENS"},
     )
     stall_weight: float = Field(
-        default=1.0,
+        default=0.3,
         ge=0,
         description="With --policy planner and without --prefill-threshold: a decode engine "
         f"computes a prompt itself if it then computes for at most {SHORT_PAUSE_S:g} s, or where "
-        "that is sooner. A second for which a stream pauses for it counts as so many seconds.",
+        "that is sooner. A second for which a stream pauses for it counts as so many seconds, and "
+        f"in pauses of more than {USUAL_PAUSE_S:g} s by the cube of their length too.",
         json_schema_extra={"metavar": "SECONDS"},
     )
     max_predicted_ttft_s: float = Field(

@@ -232,6 +232,22 @@ def test_a_decode_engine_computes_a_prompt_where_that_is_worth_the_pause_of_its_
     assert dict(bench.bound)["a"].why is why
 
 
+@pytest.mark.parametrize(("times", "why"), [(1.0, Why.SOONER), (3.0, Why.PREFILL)])
+def test_long_pauses_of_streams_count_for_more_than_as_many_seconds_of_short_ones(
+    times: float, why: Why
+) -> None:
+    bench = Bench(stall_weight=0.1)
+    for _ in range(60):  # all takes so many times as long, the wait as well
+        bench.queue.learn("m", LONG, 1.0, times / bench.queue.pace("m"))
+    bench.submit("running", LONG)
+    bench.queue.plan()
+    bench.submit("a", 1500)
+    bench.queue.plan()
+    bench.end("running")
+    bench.queue.plan()
+    assert dict(bench.bound)["a"].why is why
+
+
 def test_who_leaves_the_queue_is_not_bound() -> None:
     bench = Bench()
     bench.submit("running", LONG)
