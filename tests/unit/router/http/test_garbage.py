@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 OF_A_CONNECTION = frozenset(
     {
         *("Connection", "Reader", "Exchange", "HttpRequestParser", "HeaderFields"),
-        *("Link", "Answer", "HttpResponseParser", "StreamFeed"),
+        *("ClientConnection", "EngineResponse", "HttpResponseParser", "StreamFeed"),
     }
 )
 LATER = Deadlines(connect_s=20, first_byte_s=20, idle_s=20)
