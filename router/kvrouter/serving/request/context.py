@@ -284,14 +284,11 @@ class RequestContext:
 
         `pending`: what is on its way to a node, and for what the engine is to wait.
         """
-        if pending is not None:
-            first, node, stop = 0, pending.node, pending.blocks
-        else:
-            found = self.route.stored or self.prompt.stored_for(engine.manifest)
-            node, first = found.source(engine.node), found.at(engine.node)
-            stop = found.at(node)
+        found = self.route.stored or self.prompt.stored_for(engine.manifest)
+        node = found.source(engine.node) if pending is None else pending.node
         if node is None:
             return None
+        first, stop = (0, pending.blocks) if pending else (found.at(engine.node), found.at(node))
         ids = block_ids(self.prompt.hashes or b"")[first:stop]
         return KvSource(node, self.request_id, ids.tolist())
 
