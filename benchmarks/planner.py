@@ -22,8 +22,7 @@ from benchmarks.arguments import parser_of, write_figures
 from benchmarks.planner_client import drive
 from benchmarks.planner_figures import Figures, Paired, figures, paired
 from benchmarks.planner_load import Ask, rate_of_load, requests
-from kvrouter.tools.demo.children import Children
-from kvrouter.tools.demo.cluster import free_port, start_store
+from kvrouter.tools.demo.children import Children, free_port, start_store
 
 ENGINES = 4  # of each role
 SECONDS_PER_TOKEN = 0.0001

@@ -44,8 +44,7 @@ from benchmarks.wire_rig import (
     on_core,
     share_of_core,
 )
-from kvrouter.tools.demo.children import KVROUTER
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import KVROUTER, free_port
 from kvrouter.tools.sim.events import EventPublisher
 
 PREFILL, DECODE = 2, 2  # engines

@@ -100,7 +100,8 @@ def texts_of_the_product() -> frozenset[str]:
     }
     native = {
         text
-        for path in (ROOT / "csrc").rglob("*.cpp")
+        for path in (ROOT / "csrc").rglob("*")
+        if path.suffix in {".cpp", ".h"}
         for text in CPP_STRING.findall(re.sub(r'"\s*\n\s*"', "", path.read_text()))
     }
     return frozenset(python | native)

@@ -22,6 +22,7 @@ engines
 membership
 prefix
 routing
+fates
 access
 admission
 serving

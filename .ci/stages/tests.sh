@@ -3,6 +3,8 @@
 . "$(dirname "$0")/../lib.sh"
 activate
 export PYTEST_XDIST_AUTO_NUM_WORKERS=$(($(nproc) + 1)) # some tests wait
+# Near its limit the stage ends by itself, and says what failed and what ran.
+export PYTEST_ADDOPTS="-v --durations=30 --session-timeout=$((1700 * ${CI_PATIENCE:-1}))"
 command=$(readme_command 2)
 step "$command"
 status=0
@@ -13,5 +15,5 @@ eval "$command" || status=$?
 again=build/ci/again.txt
 python .ci/quarantine.py .pytest_cache/v/cache/lastfailed > "$again"
 step "in quarantine: once more, alone"
-python -m pytest -v "@$again"
+python -m pytest "@$again"
 sed 's/^/again: /' "$again"

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from benchmarks.peers_setup import Found
 from benchmarks.wire_rig import NATIVE, Process, cpu_s
-from kvrouter.tools.demo.children import KVROUTER
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import KVROUTER, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"

@@ -21,33 +21,11 @@ constexpr size_t kDigestedBytes = 128u << 10;
 
 // What follows a block: its CRC32C.
 struct Line {
-  uint8_t bytes[wire::kLineBytes] = {};
-};
-
-// The digests of blocks that are being sent, in order.
-class Digests {
- public:
-  Digests(const Segments& segments, const std::vector<size_t>& indices, bool digest)
-      : walk_(segments, indices), digest_(digest), lines_(indices.size()) {}
-
-  // Complete after step() over all of the block.
-  Line& line(size_t block) { return lines_[block]; }
-
-  void step(size_t bytes) {
-    while (digest_ && bytes != 0) {
-      const iovec span = walk_.span(bytes);
-      Line& line = lines_[walk_.block()];
-      crc_ = crc32c(span.iov_base, span.iov_len, crc_);
-      bytes -= span.iov_len;
-      if (walk_.step(span.iov_len)) std::memcpy(line.bytes, &crc_, sizeof crc_), crc_ = 0;
-    }
+  iovec with(uint32_t crc) {
+    std::memcpy(bytes, &crc, sizeof crc);
+    return {bytes, sizeof bytes};
   }
-
- private:
-  BlockWalk walk_;
-  bool digest_;
-  std::vector<Line> lines_;
-  uint32_t crc_ = 0;
+  uint8_t bytes[wire::kLineBytes] = {};
 };
 
 }  // namespace
@@ -71,7 +49,7 @@ void BlockWalk::skip_empty() {
   }
 }
 
-void BlockLanding::next_spans(std::vector<iovec>& spans) const {
+void BlockTransfer::next_spans(std::vector<iovec>& spans) const {
   const size_t most = spans.size() + kMaxSpans;
   BlockWalk ahead = walk_;
   for (size_t bytes = 0; !ahead.done() && spans.size() < most && bytes < kChunkBytes;) {
@@ -81,7 +59,7 @@ void BlockLanding::next_spans(std::vector<iovec>& spans) const {
   }
 }
 
-void BlockLanding::landed(size_t bytes) {
+void BlockTransfer::moved(size_t bytes) {
   while (bytes != 0) {
     const iovec span = walk_.span(bytes);
     uint32_t& crc = crcs_[walk_.block()];
@@ -91,16 +69,16 @@ void BlockLanding::landed(size_t bytes) {
   }
 }
 
-void BlockLanding::take(const uint8_t* data, size_t size) {
+void BlockTransfer::take(const uint8_t* data, size_t size) {
   while (size != 0) {
     const iovec span = walk_.span(size);
     std::memcpy(span.iov_base, data, span.iov_len);
-    landed(span.iov_len);
+    moved(span.iov_len);
     data += span.iov_len, size -= span.iov_len;
   }
 }
 
-IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
+IoResult BlockTransfer::receive(Wire& wire, Deadline deadline) {
   std::vector<iovec> spans;
   while (!done()) {
     spans.clear();
@@ -108,7 +86,7 @@ IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
     size_t received = 0;
     const IoResult result = receive_spans(wire, spans, deadline, received);
     if (result != IoResult::kDone) return result;
-    landed(received);
+    moved(received);
   }
   return IoResult::kDone;
 }
@@ -116,32 +94,33 @@ IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
                      const std::vector<size_t>& indices, bool digest, Deadline deadline) {
   const size_t most = digest ? kDigestedBytes : kSendBytes;
-  Digests digests(segments, indices, digest);
+  BlockTransfer sent(segments, indices, digest);
+  std::vector<Line> lines(indices.size());
   std::vector<iovec> spans;
   const size_t pieces = indices.size() * (segments.sizes.size() + 1);
   spans.reserve(1 + std::min(pieces, kMaxSpans));
   spans.push_back({const_cast<char*>(prefix.data()), prefix.size()});
   for (BlockWalk walk(segments, indices); !walk.done() || !spans.empty();) {
-    Line* due = nullptr;  // begins the next piece
-    size_t ahead = 0;     // to be digested once sent
+    std::optional<size_t> due;  // the block whose line begins the next piece
+    size_t ahead = 0;           // to be digested once sent
     for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < most;) {
       const iovec span = walk.span(most - bytes);
-      Line& line = digests.line(walk.block());
+      const size_t block = walk.block();
       spans.push_back(span);
       bytes += span.iov_len, ahead += span.iov_len;
       if (!walk.step(span.iov_len)) continue;
       if (bytes == most && !walk.done()) {
-        due = &line;
+        due = block;
       } else {
-        digests.step(std::exchange(ahead, 0));
-        spans.push_back({line.bytes, sizeof line.bytes});
+        sent.moved(std::exchange(ahead, 0));
+        spans.push_back(lines[block].with(sent.crcs()[block]));
       }
     }
     const IoResult result = send_spans(wire, spans, deadline);
     if (result != IoResult::kDone) return result;
-    digests.step(ahead);
+    sent.moved(ahead);
     spans.clear();
-    if (due != nullptr) spans.push_back({due->bytes, sizeof due->bytes});
+    if (due) spans.push_back(lines[*due].with(sent.crcs()[*due]));
   }
   return flush(wire, deadline);
 }

@@ -34,23 +34,23 @@ class BlockWalk {
   size_t end_, block_ = 0, segment_ = 0, offset_ = 0;
 };
 
-// Blocks that are being received into the caller's memory, one after the other.
-class BlockLanding {
+// Blocks on their way into the caller's memory, or out of it, one after the other.
+class BlockTransfer {
  public:
-  BlockLanding(const Segments& segments, const std::vector<size_t>& indices, bool digest)
+  BlockTransfer(const Segments& segments, const std::vector<size_t>& indices, bool digest)
       : walk_(segments, indices), digest_(digest), crcs_(indices.size()) {}
   // Only so many blocks come; at least those that have come already.
   void end_after(size_t blocks) { walk_.end_after(blocks); }
   bool done() const { return walk_.done(); }
   // Appends where the next bytes belong, as many as the caches hold.
   void next_spans(std::vector<iovec>& spans) const;
-  // The next `bytes` are in place.
-  void landed(size_t bytes);
+  // The next `bytes` are in place, or sent.
+  void moved(size_t bytes);
   // Copies the next bytes into place; no more than belong to the blocks.
   void take(const uint8_t* data, size_t size);
   // Receives all the rest.
   IoResult receive(Wire& wire, Deadline deadline);
-  // Of each block that has come whole; only with `digest`.
+  // Of each block that has moved whole; zeros without `digest`.
   const std::vector<uint32_t>& crcs() const { return crcs_; }
 
  private:

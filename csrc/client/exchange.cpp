@@ -61,8 +61,7 @@ IoResult Exchange::receive_more(uint8_t* to, size_t most) {
 IoResult Exchange::read_header() {
   wire::Header asked;
   wire::read_header(reinterpret_cast<const uint8_t*>(frame_.data()), asked);
-  const wire::HeaderError error = wire::read_header(data_, header_);
-  if (error != wire::HeaderError::kNone) return bad_reply(wire::describe(error));
+  if (const char* error = wire::read_header(data_, header_)) return bad_reply(error);
   if (header_.request_id != asked.request_id || header_.op != asked.op)
     return bad_reply("a reply came that was not asked for");
   return IoResult::kDone;
@@ -83,7 +82,7 @@ IoResult Exchange::rest_of_frame() {
   return IoResult::kDone;
 }
 
-IoResult Exchange::get(BlockLanding& landing, size_t blocks, uint64_t block_bytes) {
+IoResult Exchange::get(BlockTransfer& landing, size_t blocks, uint64_t block_bytes) {
   IoResult result = send_frame();
   // The frame of a reply with all blocks: usually the payload begins right after it.
   const size_t whole = kHeaderBytes + sizeof(uint64_t) + sizeof(uint32_t) * (1 + blocks);
@@ -96,14 +95,14 @@ IoResult Exchange::get(BlockLanding& landing, size_t blocks, uint64_t block_byte
   if (in_place_ + after > header_.payload_bytes)
     return bad_reply("bytes came that nobody asked for");
   landing.end_after(crcs_.size());
-  landing.landed(in_place_);
+  landing.moved(in_place_);
   landing.take(data_ + frame_bytes(), after);
   return landing.receive(wire_, deadline_);
 }
 
 // Receives header and body, and the bytes that come with them. Bytes that turn out to be in the
 // wrong place are moved to `data_`, after the frame.
-IoResult Exchange::begin_get(BlockLanding& landing, size_t head_bytes) {
+IoResult Exchange::begin_get(BlockTransfer& landing, size_t head_bytes) {
   std::vector<iovec> spans;
   if (head_bytes > kFirstBytes) long_.resize(head_bytes), data_ = long_.data();
   spans.push_back({data_, head_bytes});

@@ -19,7 +19,7 @@ class Exchange {
   // A PUT of these blocks; without `digest` if the server has digests off.
   IoResult put(const Segments& segments, const std::vector<size_t>& indices, bool digest);
   // A GET of as many blocks as `landing` has room for; their bytes go straight there.
-  IoResult get(BlockLanding& landing, size_t blocks, uint64_t block_bytes);
+  IoResult get(BlockTransfer& landing, size_t blocks, uint64_t block_bytes);
 
   // The reply, after kDone.
   const wire::Header& header() const { return header_; }
@@ -40,7 +40,7 @@ class Exchange {
   IoResult read_header();
   IoResult rest_of_frame();
   IoResult receive_more(uint8_t* to, size_t most);
-  IoResult begin_get(BlockLanding& landing, size_t head_bytes);
+  IoResult begin_get(BlockTransfer& landing, size_t head_bytes);
   IoResult understand_get(size_t blocks, uint64_t block_bytes);
   size_t frame_bytes() const { return wire::kHeaderBytes + header_.body_bytes; }
 

@@ -43,33 +43,24 @@ std::optional<LocalReader::Place> LocalReader::find_complete(const BlockNames& n
   return wanted;
 }
 
-bool LocalReader::has_all(const BlockNames& names, HashSpan hashes) {
-  prefetch(names, hashes);
-  std::vector<size_t> found;
-  found.reserve(hashes.count);
-  for (uint32_t i = 0; i < hashes.count; ++i) {
-    if (i + kAhead < hashes.count) prefetch_one(names, hashes[i + kAhead]);
-    const std::optional<Place> place = find_complete(names, hashes[i], 0);
-    if (!place) return false;
-    found.push_back(place->index);
-  }
-  for (const size_t index : found) log_.add({index, UseLog::Kind::kMatched});
-  return true;
-}
-
-std::vector<DirectoryView::Place> LocalReader::at(const BlockNames& names, size_t part,
-                                                  HashSpan hashes,
-                                                  const std::vector<uint64_t>& offsets) const {
+std::vector<DirectoryView::Place> LocalReader::find_all(const BlockNames& names, size_t part,
+                                                        HashSpan hashes) const {
   prefetch(names, hashes);
   std::vector<Place> places;
   places.reserve(hashes.count);
   for (uint32_t i = 0; i < hashes.count; ++i) {
     if (i + kAhead < hashes.count) prefetch_one(names, hashes[i + kAhead]);
     const std::optional<Place> place = find_complete(names, hashes[i], part);
-    if (!place || place->offset != offsets[i]) return {};
+    if (!place) return {};
     places.push_back(*place);
   }
   return places;
+}
+
+bool LocalReader::has_all(const BlockNames& names, HashSpan hashes) {
+  const std::vector<Place> places = find_all(names, 0, hashes);
+  for (const Place& place : places) log_.add({place.index, UseLog::Kind::kMatched});
+  return places.size() == hashes.count;
 }
 
 bool LocalReader::stand(const std::vector<DirectoryView::Place>& places) const {

@@ -38,11 +38,10 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
   // `verify` of those that agree with their digests. The memory of the next block is undefined.
   size_t read(const PoolMapping& pool, const Segments& to, const Request& request);
 
-  // Where one part of each of these blocks is now. Empty unless the pool has all of them, each at
-  // its offset: others may have been put in their place.
-  std::vector<DirectoryView::Place> at(const BlockNames& names, size_t part, HashSpan hashes,
-                                       const std::vector<uint64_t>& offsets) const;
-  // Whether all are still there: bytes that were read since at() are theirs.
+  // Where one part of each of these blocks is now. Empty unless the pool has all of them.
+  std::vector<DirectoryView::Place> find_all(const BlockNames& names, size_t part,
+                                             HashSpan hashes) const;
+  // Whether all are still there: bytes that were read since find_all() are theirs.
   bool stand(const std::vector<DirectoryView::Place>& places) const;
 
   // Whether the pool has this part. If so, it counts as used, but not as a hit.

@@ -18,13 +18,10 @@ enum class IoResult { kDone, kTimeout, kClosed, kFailed, kBadReply, kInterrupted
 
 // A stream socket (not owned, blocking or not), with or without TLS. Used by one thread at a time.
 struct Wire {
-  explicit Wire(int socket) : fd(socket) {}
-  Wire(int socket, TlsStream& stream) : fd(socket), tls(&stream) {}
-
   int fd;
-  TlsStream* tls = nullptr;
-  std::chrono::duration<double> patience{0};  // the value of SO_RCVTIMEO
+  TlsStream* tls = nullptr;                   // without one: null
   bool (*interrupted)() = nullptr;            // called after each signal; true: give up
+  std::chrono::duration<double> patience{0};  // the value of SO_RCVTIMEO
 };
 
 // The TLS handshake, before anything else. EPROTO: TlsStream::why().

@@ -137,19 +137,11 @@ void root_hash(std::string_view seed, uint8_t* out) {
 
 bool chain_hashes(const Tokens& tokens, size_t block_tokens, const ChainStart& start,
                   uint8_t* out) {
-  const size_t blocks = block_tokens == 0 ? 0 : tokens.count / block_tokens;
-  switch (tokens.type) {
-    case TokenType::kUint32:
-      return hash_blocks(static_cast<const uint32_t*>(tokens.data), blocks, block_tokens, start,
-                         out);
-    case TokenType::kInt32:
-      return hash_blocks(static_cast<const int32_t*>(tokens.data), blocks, block_tokens, start,
-                         out);
-    case TokenType::kInt64:
-      return hash_blocks(static_cast<const int64_t*>(tokens.data), blocks, block_tokens, start,
-                         out);
-  }
-  return false;
+  const auto hash = [&](auto ids) {
+    const size_t blocks = block_tokens == 0 ? 0 : ids.size() / block_tokens;
+    return hash_blocks(ids.data(), blocks, block_tokens, start, out);
+  };
+  return std::visit(hash, tokens);
 }
 
 uint64_t low64(const uint8_t* hash) {

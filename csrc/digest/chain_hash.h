@@ -8,20 +8,17 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
+#include <variant>
 
 namespace kv {
 
 inline constexpr size_t kHashBytes = 32;
 inline constexpr std::string_view kDefaultSeed = "vllm-none-hash";
 
-enum class TokenType { kUint32, kInt32, kInt64 };
-
-struct Tokens {
-  const void* data = nullptr;
-  size_t count = 0;
-  TokenType type = TokenType::kUint32;
-};
+using Tokens =
+    std::variant<std::span<const uint32_t>, std::span<const int32_t>, std::span<const int64_t>>;
 
 struct Lora {
   std::string_view name;
@@ -38,8 +35,8 @@ struct ChainStart {
 // Writes the root of this seed, sha256(cbor(seed as text)), to `out` (32 bytes).
 void root_hash(std::string_view seed, uint8_t* out);
 
-// Writes the hashes of the tokens.count / block_tokens full blocks to `out` (32 bytes each). False
-// if a token is outside 0..2^32-1; `out` is then undefined.
+// Writes the hashes of the full blocks of `block_tokens` to `out` (32 bytes each). False if a token
+// is outside 0..2^32-1; `out` is then undefined.
 bool chain_hashes(const Tokens& tokens, size_t block_tokens, const ChainStart& start, uint8_t* out);
 
 // The id of a block in KV events: the last 8 bytes of its hash, big-endian.

@@ -142,6 +142,18 @@ uint32_t copy_instruction(uint8_t* to, const uint8_t* at, size_t size, uint32_t 
 }
 #endif
 
+uint32_t crc32c_portable(const void* data, size_t size, uint32_t init) {
+  const auto* at = static_cast<const uint8_t*>(data);
+  uint32_t crc = ~init;
+  for (; size >= 8; at += 8, size -= 8) {
+    const uint64_t word = load64(at) ^ crc;
+    crc = 0;
+    for (size_t k = 0; k < 8; ++k) crc ^= kByteTables[7 - k][(word >> (8 * k)) & 0xFF];
+  }
+  for (; size != 0; ++at, --size) crc = (crc >> 8) ^ kByteTables[0][(crc ^ *at) & 0xFF];
+  return ~crc;
+}
+
 uint32_t copy_portable(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc) {
   constexpr size_t kChunk = 8192;  // in the L1 cache between memcpy and the CRC of what it wrote
   for (; size != 0; at += kChunk, to += kChunk) {
@@ -195,18 +207,6 @@ const std::vector<Crc32cBackend> kBackends = usable();
 const Crc32cBackend kBackend = kBackends.front();
 
 }  // namespace
-
-uint32_t crc32c_portable(const void* data, size_t size, uint32_t init) {
-  const auto* at = static_cast<const uint8_t*>(data);
-  uint32_t crc = ~init;
-  for (; size >= 8; at += 8, size -= 8) {
-    const uint64_t word = load64(at) ^ crc;
-    crc = 0;
-    for (size_t k = 0; k < 8; ++k) crc ^= kByteTables[7 - k][(word >> (8 * k)) & 0xFF];
-  }
-  for (; size != 0; ++at, --size) crc = (crc >> 8) ^ kByteTables[0][(crc ^ *at) & 0xFF];
-  return ~crc;
-}
 
 uint32_t crc32c(const void* data, size_t size, uint32_t crc) {
   return kBackend.crc(data, size, crc);

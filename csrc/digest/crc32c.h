@@ -23,10 +23,8 @@ struct Crc32cBackend {
   uint32_t (*crc)(const void* data, size_t size, uint32_t crc);
   uint32_t (*copy)(uint8_t* to, const uint8_t* from, size_t size, uint32_t crc);
 };
-// What this processor supports, the fastest first; the functions above use that.
+// What this processor supports, the fastest first (the functions above use that), the portable one
+// last.
 const std::vector<Crc32cBackend>& crc32c_backends();
-
-// The fallback, for tests.
-uint32_t crc32c_portable(const void* data, size_t size, uint32_t crc = 0);
 
 }  // namespace kv

@@ -164,6 +164,4 @@ void sha256_padding(uint8_t* data, size_t size, uint8_t* out) {
   if (!library.loaded || !library.digest_padding(data, size, out)) sha256_portable(data, size, out);
 }
 
-const char* sha256_backend() { return libcrypto().loaded ? "libcrypto" : "portable"; }
-
 }  // namespace kv

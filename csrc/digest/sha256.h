@@ -19,9 +19,6 @@ void sha256(const void* data, size_t size, uint8_t* out);
 inline constexpr size_t kSha256Room = 72;
 void sha256_padding(uint8_t* data, size_t size, uint8_t* out);
 
-// "libcrypto" or "portable".
-const char* sha256_backend();
-
 // The fallback, for tests.
 void sha256_portable(const void* data, size_t size, uint8_t* out);
 

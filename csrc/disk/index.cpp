@@ -18,7 +18,7 @@ constexpr uint64_t kCompactBacklogBytes = 4u << 20;
 
 DiskIndex::DiskIndex(const DiskGeometry& geometry, std::string_view eviction, DiskJournal& journal)
     : geometry_(geometry), journal_(journal), slab_(geometry.data_bytes, geometry.granule_bytes),
-      table_(slab_, make_eviction_policy(eviction), this) {
+      table_(slab_, Quotas(eviction), this) {
   const uint64_t last = slab_.pool_bytes() - geometry.granule_bytes;
   scratch_ = slab_.claim(last, geometry.granule_bytes).value_or(Slot{});
 }

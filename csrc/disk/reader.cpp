@@ -53,8 +53,8 @@ std::vector<BlockKey> DiskReader::abandon() {
   return given_up;
 }
 
-void DiskReader::pump(DiskIo& io, TimePoint now) {
-  for (; !queue_.empty() && flying_.size() < kMaxReads; queue_.pop_front()) {
+void DiskReader::pump(DiskIo& io, TimePoint now, size_t ended) {
+  for (; !queue_.empty() && flying_.size() < kMaxReads + ended; queue_.pop_front()) {
     const PartKey& key = queue_.front();
     Read& read = reads_.find(key)->second;
     const DiskRequest request{last_id_ + 1,

@@ -37,7 +37,8 @@ class DiskReader {
   // Gives up reads that have not been submitted. Returns their blocks.
   std::vector<BlockKey> abandon();
 
-  void pump(DiskIo& io, TimePoint now);
+  // `ended`: completions that were taken and not yet given to complete().
+  void pump(DiskIo& io, TimePoint now, size_t ended = 0);
   enum class End { kNotOurs, kPromoted, kCancelled, kFailed, kCorrupt };
   struct Ended {
     End end = End::kNotOurs;

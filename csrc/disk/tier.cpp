@@ -148,6 +148,9 @@ const char* DiskTier::fault_name() const {
 void DiskTier::poll() {
   done_.clear();
   io_->take(done_);
+  // So that the disk reads on while digests are computed.
+  if (usable()) reader_->pump(*io_, now_, done_.size());
+  io_->flush();
   for (const DiskCompletion& done : done_) complete(done);
   journal_->on_completion();
   if (journal_->error() != 0 && usable()) {

@@ -73,8 +73,8 @@ void receive(const Header& header, const GetReply& reply, const uint8_t* data, s
   const std::vector<size_t> indices = leading(kAskedFor);
   ReadRequest request{1, 0, {}};
   const std::string frame = encode_frame(Op::kGet, Status::kOk, header.request_id, request);
-  Wire wire(client.get());
-  BlockLanding landing(memory.segments, indices, true);
+  Wire wire{client.get()};
+  BlockTransfer landing(memory.segments, indices, true);
   const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   Exchange exchange(wire, frame, deadline);
   const IoResult result = exchange.get(landing, kAskedFor, kBlockBytes);
@@ -142,7 +142,7 @@ std::vector<std::string> fuzz_seeds() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < kHeaderBytes) return 0;
   Header header;
-  if (read_header(data, header) != HeaderError::kNone) return 0;
+  if (read_header(data, header) != nullptr) return 0;
   if (header.body_bytes > size - kHeaderBytes) return 0;
   decode_and_compare<HelloReply>(data, header);
   decode_and_compare<RegisterReply>(data, header);

@@ -31,7 +31,7 @@ bool feed(Node& node, Session& session, const uint8_t* data, size_t size) {
     }
     if (size < wire::kHeaderBytes) return true;
     wire::Header header;
-    if (wire::read_header(data, header) != wire::HeaderError::kNone) return false;
+    if (wire::read_header(data, header) != nullptr) return false;
     if (header.body_bytes > size - wire::kHeaderBytes) return true;
     // From where they lie: a sanitizer sees the first byte read beyond them.
     node.begin_turn();

@@ -9,10 +9,11 @@
 
 #include "node/node.h"
 #include "node/put_intake.h"
-#include "server/frames.h"
+#include "server/connections.h"
 #include "story_acts.h"
 #include "story_host.h"
 #include "story_peer.h"
+#include "tests/digest_line.h"
 
 namespace kv::fuzz {
 
@@ -37,12 +38,12 @@ class Story {
                .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule},
                .reserve_bytes = (manner_ & 16) != 0 ? std::nullopt : std::optional(pool_.size()),
                .reserve_timeout_s = (manner_ & 32) != 0 ? 2.0 : 3600.0,
-               .digests = (manner_ & 128) == 0,
+               .digests = digests(),
                .turn_blocks = (manner_ & 64) != 0 ? 2 : Turn::kBlocks},
               pool_.data(), pool_.size(), pipe_end(), pipe_end(), &empty_directory()) {
     if ((manner_ & 8) != 0) expect(node_.attachments().offer(2) == 0);
     for (size_t i = 0; i < kPeers; ++i)
-      peers_.emplace_back(static_cast<int>(i), node_.digests());
+      peers_.emplace_back(static_cast<int>(i), digests());
     node_.set_now(now_);
   }
 
@@ -57,6 +58,7 @@ class Story {
   }
 
  private:
+  bool digests() const { return (manner_ & 128) == 0; }
   static std::vector<TenantOptions> tenant_options(uint32_t count) {
     std::vector<TenantOptions> all{{"one", "token of tenant one"}, {"two", "token of tenant two"}};
     all.resize(count);
@@ -169,7 +171,7 @@ class Story {
     Asked what = some(Op::kPut);
     WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), {}};
     const bool wrong = choices_.u8() >= 0xE0;
-    what.told_wrong_crc = wrong && peer.tells_digests && node_.digests();
+    what.told_wrong_crc = wrong && peer.tells_digests && digests();
     std::string payload;
     for (const Hash& hash : what.hashes) {
       const Content wanted = peer.content(what.kind, what.part, hash);

@@ -40,9 +40,6 @@ size_t directory_bytes(uint64_t pool_bytes) {
   return std::max({std::bit_floor(pool_bytes / kShare), small, kLeast});
 }
 
-Directory::Directory(void* memory, size_t bytes)
-    : entries_(static_cast<DirectoryEntry*>(memory)), count_(bytes / sizeof(DirectoryEntry)) {}
-
 void Directory::publish(const PartKey& key, uint64_t offset, uint32_t crc) {
   const DirectoryWindow window(count_, key);
   for (size_t i = 0; i < DirectoryWindow::kWindow; ++i) {
@@ -85,10 +82,6 @@ std::optional<PartKey> Directory::at(uint64_t index) const {
     std::memcpy(key.block.hash.bytes + 8 * i, &word, sizeof word);
   }
   return key;
-}
-
-DirectoryView::DirectoryView(const void* memory, size_t bytes)
-    : entries_(static_cast<const DirectoryEntry*>(memory)), count_(bytes / sizeof(DirectoryEntry)) {
 }
 
 std::optional<DirectoryView::Place> DirectoryView::find(const PartKey& key) const {

@@ -47,7 +47,8 @@ size_t directory_bytes(uint64_t pool_bytes);
 class Directory {
  public:
   // `memory` is zeroed, `bytes` came from directory_bytes(), both outlive this.
-  Directory(void* memory, size_t bytes);
+  Directory(void* memory, size_t bytes)
+      : entries_(static_cast<DirectoryEntry*>(memory)), count_(bytes / sizeof(DirectoryEntry)) {}
 
   void publish(const PartKey& key, uint64_t offset, uint32_t crc);
   // Afterwards the slot may be reused: a reader that is copying sees the change when it is done.
@@ -63,7 +64,9 @@ class Directory {
 // A client's side, over memory that it maps for reading.
 class DirectoryView {
  public:
-  DirectoryView(const void* memory, size_t bytes);
+  DirectoryView(const void* memory, size_t bytes)
+      : entries_(static_cast<const DirectoryEntry*>(memory)),
+        count_(bytes / sizeof(DirectoryEntry)) {}
 
   struct Place {
     size_t index = 0;

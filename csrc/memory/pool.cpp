@@ -109,6 +109,4 @@ void Pool::close() {
   readable_.reset();
 }
 
-Pool::~Pool() { close(); }
-
 }  // namespace kv

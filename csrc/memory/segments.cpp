@@ -27,15 +27,14 @@ std::vector<Piece> pieces_of(const Segments& segments, size_t block) {
   return pieces;
 }
 
-void digest(const Segments& segments, const std::vector<size_t>& indices,
-            std::vector<uint32_t>& crcs) {
-  crcs.resize(indices.size());
-  for (size_t i = 0; i < indices.size(); ++i) {
-    uint32_t crc = 0;
+std::vector<uint32_t> digest(const Segments& segments, const std::vector<size_t>& indices) {
+  std::vector<uint32_t> crcs;
+  for (const size_t index : indices) {
+    uint32_t& crc = crcs.emplace_back(0);
     for (size_t k = 0; k < segments.sizes.size(); ++k)
-      crc = crc32c(segments.at(k, indices[i]), segments.sizes[k], crc);
-    crcs[i] = crc;
+      crc = crc32c(segments.at(k, index), segments.sizes[k], crc);
   }
+  return crcs;
 }
 
 uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest) {

@@ -30,8 +30,7 @@ struct Piece {
 std::vector<Piece> pieces_of(const Segments& segments, size_t block);
 
 // The CRC32C of each block, without a copy.
-void digest(const Segments& segments, const std::vector<size_t>& indices,
-            std::vector<uint32_t>& crcs);
+std::vector<uint32_t> digest(const Segments& segments, const std::vector<size_t>& indices);
 
 // Copies a block into a slot, or out of it. Returns the CRC32C of the copy; 0 without `digest`.
 uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest);

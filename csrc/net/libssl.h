@@ -2,7 +2,8 @@
 // in use are declared here, so that the build needs no header of OpenSSL.
 #pragma once
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
 
 struct ssl_ctx_st;
 struct ssl_st;
@@ -105,11 +106,5 @@ struct LibSsl {
   // Opens `library` into `out`. False if it does not exist or lacks a function.
   static bool open(const char* library, LibSsl& out);
 };
-
-// The message if TLS is wanted and find() returns null.
-extern const char* const kNoLibSsl;
-
-// The reason of the thread's oldest OpenSSL error, and its number (0: none). Clears all errors.
-std::string take_reason(const LibSsl& ssl, int* number = nullptr);
 
 }  // namespace kv::openssl

@@ -62,8 +62,6 @@ Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
   if (tls != nullptr) tls_ = std::make_unique<TlsStream>(tls, socket_.get());
 }
 
-Session::~Session() = default;
-
 ssize_t Session::receive_some(msghdr& message, int flags) {
   if (tls_ != nullptr) return tls_->read(message.msg_iov, message.msg_iovlen);
   return recvmsg(socket_.get(), &message, MSG_DONTWAIT | flags);
@@ -115,8 +113,7 @@ void Session::wake_at(size_t bytes) {
 
 bool Session::give_up_tls(wire::Header& header) {
   const uint8_t* first = tls_ == nullptr ? nullptr : tls_->plain_header();
-  if (first == nullptr || wire::read_header(first, header) != wire::HeaderError::kNone)
-    return false;
+  if (first == nullptr || wire::read_header(first, header) != nullptr) return false;
   tls_.reset();
   return true;
 }
@@ -135,7 +132,7 @@ void Session::send(Outgoing out, TimePoint now) {
 }
 
 // The next bytes to send, up to `budget`, and never beyond a frame with descriptors.
-size_t Session::gather(std::vector<iovec>& spans, size_t budget) const {
+void Session::gather(std::vector<iovec>& spans, size_t budget) const {
   size_t bytes = 0;
   for (size_t i = 0; i < output_.size() && spans.size() < kMaxSpans && bytes < budget; ++i) {
     const Outgoing& out = output_[i];
@@ -154,7 +151,6 @@ size_t Session::gather(std::vector<iovec>& spans, size_t budget) const {
       bytes += spans.back().iov_len;
     }
   }
-  return bytes;
 }
 
 void Session::advance(size_t sent) {

@@ -79,7 +79,6 @@ class Session {
   // With `tls`: the server's end of a TLS connection.
   Session(uint64_t id, File socket, bool local, TimePoint now,
           const std::shared_ptr<const TlsContext>& tls = nullptr);
-  ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -174,7 +173,7 @@ class Session {
   ssize_t receive_some(msghdr& message, int flags);
   ssize_t send_some(msghdr& message);
   void advance(size_t sent);
-  size_t gather(std::vector<iovec>& spans, size_t budget) const;
+  void gather(std::vector<iovec>& spans, size_t budget) const;
 
   File socket_;
   std::unique_ptr<TlsStream> tls_;  // null: plain

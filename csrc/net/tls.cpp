@@ -22,8 +22,24 @@ constexpr const char* kCipherSuites =
 constexpr size_t kReadBytes = 64u << 10;
 // Output of TLS itself may exceed kSealedBytes by so much.
 constexpr size_t kSealedMostBytes = TlsStream::kSealedBytes + (64u << 10);
+constexpr const char* kNoLibSsl =
+    "TLS needs OpenSSL 3 (libssl.so.3), which this machine lacks: install it (Debian and Ubuntu: "
+    "libssl3, Fedora: openssl-libs), or leave TLS out";
 
 int no_passphrase(char*, int, int, void*) { return 0; }
+
+// The reason of the thread's oldest OpenSSL error, and its number (0: none). Clears all errors.
+std::string take_reason(const LibSsl& ssl, int* number = nullptr) {
+  // The low bits are the reason: ERR_GET_REASON of openssl/err.h. A system error is an errno.
+  constexpr unsigned long kSystem = 1ul << 31, kReasonMask = 0x7FFFFF;
+  const unsigned long code = ssl.ERR_get_error();
+  ssl.ERR_clear_error();
+  const bool system = (code & kSystem) != 0;
+  if (number != nullptr) *number = system ? 0 : static_cast<int>(code & kReasonMask);
+  if (system) return std::strerror(static_cast<int>(code & ~kSystem));
+  const char* reason = code == 0 ? nullptr : ssl.ERR_reason_error_string(code);
+  return reason == nullptr ? "no reason given" : reason;
+}
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "net/libssl.h"

@@ -102,7 +102,6 @@ class Node {
   Replies& replies() { return replies_; }
   Fences& fences() { return state_.fences; }
   Counters& counters() { return state_.counters; }
-  bool digests() const { return state_.options.digests; }
 
  private:
   using Header = wire::Header;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/turn.h"
-#include "memory/placement.h"
+#include "memory/pool.h"
 #include "net/session.h"
 #include "table/client_holds.h"
 #include "table/counters.h"

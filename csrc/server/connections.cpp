@@ -1,15 +1,15 @@
 #include "server/connections.h"
 
 #include <malloc.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "base/tcp_options.h"
 #include "node/put_intake.h"
-#include "server/frames.h"
 
 namespace kv {
+
+using wire::Status;
+
 namespace {
 
 // What one connection may have read or sent before the others get their turn.
@@ -24,7 +24,38 @@ constexpr size_t kTrimBytes = 8u << 20;
 // One in so many more than there may be: their HELLO is answered with the reason.
 constexpr size_t kSparePart = 64;
 
+// The limits of a request, beyond those of any header.
+bool is_request(const wire::Header& header) {
+  return header.status == Status::kOk && header.body_bytes <= wire::max_body_bytes(header.op) &&
+         (header.op == wire::Op::kPut || header.payload_bytes == 0);
+}
+
 }  // namespace
+
+Parse parse_frame(Node& node, Session& session, size_t& missing) {
+  const size_t have = session.input.size();
+  missing = wire::kHeaderBytes;
+  if (have < wire::kHeaderBytes) return Parse::kMore;
+  wire::Header header;
+  const char* error = wire::read_header(session.input.data(), header);
+  // Before the HELLO no more than a header is kept of anything else.
+  if (error == nullptr && !session.greeted && header.op != wire::Op::kHello)
+    error = "the first request must be HELLO";
+  if (error == nullptr && !is_request(header)) error = wire::kBadField;
+  if (error != nullptr) {
+    const bool version = error == wire::kOtherVersion;
+    node.replies().refuse(session, header, error,
+                          version ? Status::kUnsupportedVersion : Status::kBadRequest);
+    return Parse::kRefused;
+  }
+  const size_t frame = wire::kHeaderBytes + header.body_bytes;
+  missing = frame - std::min(frame, have);
+  if (have < frame) return Parse::kMore;
+  const bool go_on = node.handle(session, header, session.input.data() + wire::kHeaderBytes);
+  if (session.unfinished != nullptr) return Parse::kUnfinished;
+  session.input.consume(frame);
+  return go_on ? Parse::kHandled : Parse::kRefused;
+}
 
 Connections::Connections(const ServerOptions& options, Node& node, Poller& poller, File tcp,
                          File unix)

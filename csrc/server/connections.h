@@ -8,6 +8,16 @@
 
 namespace kv {
 
+enum class Parse {
+  kMore,  // the frame has not come in full
+  kHandled,
+  kUnfinished,  // to be called again in the next turn
+  kRefused,     // the connection is to end once its output has been sent
+};
+
+// Handles the first received frame of a session. kMore: at least `missing` bytes have not come.
+Parse parse_frame(Node& node, Session& session, size_t& missing);
+
 class Connections {
  public:
   // All references outlive this. `unix`: empty without a Unix socket.

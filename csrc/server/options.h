@@ -2,7 +2,7 @@
 #pragma once
 
 #include "disk/tier.h"
-#include "memory/placement.h"
+#include "memory/pool.h"
 #include "net/tls.h"
 #include "table/eviction/policy.h"
 #include "table/tenants.h"

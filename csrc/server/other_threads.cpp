@@ -76,7 +76,7 @@ FlushResult Server::flush_disk(double timeout_s) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(timeout_s));
   auto lock = enter();
-  if (node_ == nullptr || node_->disk() == nullptr) return {false, "there is no disk", 0, 0};
+  if (node_ == nullptr || node_->disk() == nullptr) return {"there is no disk"};
   const Node* const node = node_.get();
   node_->read_notes();
   const DiskTier::FlushMark mark = node_->disk()->begin_flush();
@@ -84,14 +84,14 @@ FlushResult Server::flush_disk(double timeout_s) {
   FlushResult result;
   while (true) {
     // The server may have been stopped meanwhile, and started again.
-    if (node_.get() != node) return {false, "the node has stopped", 0, 0};
+    if (node_.get() != node) return {"the node has stopped"};
     DiskTier& disk = *node_->disk();
     result.durable_blocks = disk.durable_blocks();
     result.skipped = disk.skipped();
     if (!disk.usable()) result.why = std::string("the disk is bypassed: ") + disk.fault_name();
     else if (disk.failed() != mark.failed) result.why = "blocks could not be written";
-    else if (disk.flushed(mark)) result.done = true;
-    if (result.done || !result.why.empty()) return result;
+    else if (disk.flushed(mark)) return result;
+    if (!result.why.empty()) return result;
     if (flushed_.wait_until(lock, until) == std::cv_status::timeout) {
       result.why = "the deadline passed";
       return result;

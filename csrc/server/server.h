@@ -15,8 +15,7 @@
 namespace kv {
 
 struct FlushResult {
-  bool done = false;
-  std::string why;  // if not done
+  std::string why;  // if it is not done
   uint64_t durable_blocks = 0;
   uint64_t skipped = 0;  // parts of blocks that were not written, since the node started
 };

@@ -71,21 +71,21 @@ void ChainForest::reach(Node& node) {
 }
 
 // Adds holds to all nodes of a path, given by the root of its splay tree; null: to none.
-int64_t ChainForest::add(Node* path, uint32_t holds) {
+uint64_t ChainForest::add(Node* path, uint32_t holds) {
   if (path == nullptr || holds == 0) return 0;
   const uint64_t free_before = free_bytes(*path);
   raise(path, holds);
-  return static_cast<int64_t>(free_before - free_bytes(*path));
+  return free_before - free_bytes(*path);
 }
 
-int64_t ChainForest::hang(Node& child, Node& parent) {
+uint64_t ChainForest::hang(Node& child, Node& parent) {
   reach(child);
   reach(parent);
   child.up = &parent;
   return add(&parent, child.holds);
 }
 
-int64_t ChainForest::cut(Node& node) {
+uint64_t ChainForest::cut(Node& node) {
   reach(node);
   Node* const path = node.above;
   if (path == nullptr) return 0;
@@ -103,11 +103,11 @@ bool ChainForest::has_root(Node& node, const Node& root) {
   return top == &root;
 }
 
-int64_t ChainForest::grow(Node& node, uint64_t bytes) {
+uint64_t ChainForest::grow(Node& node, uint64_t bytes) {
   reach(node);
   node.bytes += bytes;
   pull(node);
-  return node.holds == 0 ? 0 : static_cast<int64_t>(bytes);
+  return node.holds == 0 ? 0 : bytes;
 }
 
 }  // namespace kv

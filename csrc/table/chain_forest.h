@@ -14,7 +14,7 @@
 namespace kv {
 
 // A node is held while there is a hold on it or on a node below it. The caller owns the nodes. Each
-// function that can change how many bytes are held returns the difference.
+// function that can change how many bytes are held returns the difference, modulo 2^64.
 class ChainForest {
  public:
   class Node {
@@ -37,15 +37,15 @@ class ChainForest {
   };
 
   // `child` has no parent, and `parent` is not below it.
-  int64_t hang(Node& child, Node& parent);
+  uint64_t hang(Node& child, Node& parent);
   // Takes the node, with all below it, from its parent, if any. A node alone may be destroyed.
-  int64_t cut(Node& node);
+  uint64_t cut(Node& node);
   // Whether `root`, which has no parent, is the node or above it.
   bool has_root(Node& node, const Node& root);
-  int64_t hold(Node& node) { return reach(node), add(&node, 1); }
-  int64_t let_go(Node& node) { return reach(node), add(&node, ~uint32_t{0}); }
+  uint64_t hold(Node& node) { return reach(node), add(&node, 1); }
+  uint64_t let_go(Node& node) { return reach(node), add(&node, ~uint32_t{0}); }
   // The node has `bytes` more; modulo 2^64.
-  int64_t grow(Node& node, uint64_t bytes);
+  uint64_t grow(Node& node, uint64_t bytes);
 
   // Nodes visited so far; the time of all calls is proportional to it.
   uint64_t steps() const { return steps_; }
@@ -61,7 +61,7 @@ class ChainForest {
   static void rotate(Node& node);
   void splay(Node& node);
   void reach(Node& node);
-  int64_t add(Node* path, uint32_t holds);
+  uint64_t add(Node* path, uint32_t holds);
 
   uint64_t steps_ = 0;
   std::vector<Node*> path_;  // scratch

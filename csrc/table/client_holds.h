@@ -3,7 +3,6 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <unordered_map>
 
 #include "memory/slab.h"

@@ -4,14 +4,9 @@
 
 namespace kv {
 
-Quotas::Quotas(std::unique_ptr<EvictionPolicy> policy) : tenants_(1), shares_(1) {
-  shares_[0].bytes = UINT64_MAX;
-  shares_[0].policy = std::move(policy);
-}
-
-Quotas::Quotas(uint64_t pool_bytes, const std::vector<uint64_t>& quota_bytes, MakePolicy make,
-               uint64_t most_pins)
-    : make_(std::move(make)), limited_(quota_bytes.size() > 1), most_pins_(most_pins),
+Quotas::Quotas(std::string_view policy, uint64_t pool_bytes,
+               const std::vector<uint64_t>& quota_bytes, uint64_t most_pins)
+    : policy_(policy), limited_(quota_bytes.size() > 1), most_pins_(most_pins),
       tenants_(quota_bytes.size() + 1), shares_(1) {
   uint64_t left = pool_bytes;
   for (size_t i = 0; i < quota_bytes.size(); ++i) {
@@ -34,7 +29,7 @@ void Quotas::own(uint32_t spec_id, uint32_t tenant) {
 }
 
 EvictionPolicy& Quotas::begin(Share& share) {
-  share.policy = make_();
+  share.policy = make_eviction_policy(policy_);
   share.policy->set_now(now_s_);
   return *share.policy;
 }

@@ -1,7 +1,9 @@
 // How much of a pool each tenant may use, and which block is evicted when it is full.
 #pragma once
 
-#include <functional>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "table/eviction/policy.h"
 
@@ -26,16 +28,13 @@ struct TenantUse {
 // without a quota more than kHeldPart of theirs, so that the room can be taken back.
 class Quotas {
  public:
-  using MakePolicy = std::function<std::unique_ptr<EvictionPolicy>()>;
   // Of the share of the tenants without a quota.
   static constexpr uint64_t kHeldPart = 7, kHeldWhole = 8;
 
-  // One share, which is all of the pool; nothing is limited.
-  explicit Quotas(std::unique_ptr<EvictionPolicy> policy);
-  // `quota_bytes` of tenants 1, 2, ... (0: none), together at most `pool_bytes`; `most_pins` of
-  // each.
-  Quotas(uint64_t pool_bytes, const std::vector<uint64_t>& quota_bytes, MakePolicy make,
-         uint64_t most_pins = UINT64_MAX);
+  // `policy`: one of kEvictionPolicies. `quota_bytes` of tenants 1, 2, ... (0: none), together at
+  // most `pool_bytes`; `most_pins` of each. Without tenants one share is all of the pool.
+  explicit Quotas(std::string_view policy, uint64_t pool_bytes = 0,
+                  const std::vector<uint64_t>& quota_bytes = {}, uint64_t most_pins = UINT64_MAX);
 
   // Blocks of this spec belong to the tenant. Those of other specs belong to tenant 0.
   void own(uint32_t spec_id, uint32_t tenant);
@@ -59,13 +58,10 @@ class Quotas {
     tenants_[tenant].use.used_bytes -= bytes;
     shares_[tenants_[tenant].share].used -= bytes;
   }
+  // The tenant holds `bytes` more; modulo 2^64.
   void hold(uint32_t tenant, uint64_t bytes) {
     tenants_[tenant].use.held_bytes += bytes;
     shares_[tenants_[tenant].share].held += bytes;
-  }
-  void let_go(uint32_t tenant, uint64_t bytes) {
-    tenants_[tenant].use.held_bytes -= bytes;
-    shares_[tenants_[tenant].share].held -= bytes;
   }
   TenantUse& use(uint32_t tenant) { return tenants_[tenant].use; }
   const TenantUse& use(uint32_t tenant) const { return tenants_[tenant].use; }
@@ -90,7 +86,7 @@ class Quotas {
   EvictionPolicy& begin(Share& share);
   Block* victim_of_others(const Share& own);
 
-  MakePolicy make_;
+  std::string policy_;
   bool limited_ = false;
   uint64_t most_pins_ = UINT64_MAX;
   double now_s_ = 0;

@@ -34,11 +34,7 @@ Status Registry::check(uint32_t tenant, const wire::RegisterRequest& request,
     const auto known = parts_.find({spec->second, part.digest});
     if (known != parts_.end() && known->second.bytes != part.bytes) return Status::kConflict;
   }
-  const auto less = [](const Hash& a, const Hash& b) {
-    return std::lexicographical_compare(std::begin(a.bytes), std::end(a.bytes), std::begin(b.bytes),
-                                        std::end(b.bytes));
-  };
-  std::sort(digests.begin(), digests.end(), less);
+  std::sort(digests.begin(), digests.end());
   const bool twice = std::adjacent_find(digests.begin(), digests.end()) != digests.end();
   return twice ? Status::kBadRequest : Status::kOk;
 }

@@ -21,10 +21,8 @@ Part* Block::find(uint32_t part_id) {
   return at != parts.end() && at->part_id == part_id ? &*at : nullptr;
 }
 
-Table::Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer)
-    : slab_(slab), quotas_(Quotas(std::move(policy))), observer_(observer) {}
-Table::Table(Slab& slab, Quotas quotas) : slab_(slab), quotas_(std::move(quotas)) {}
-Table::~Table() = default;
+Table::Table(Slab& slab, Quotas quotas, TableObserver* observer)
+    : slab_(slab), quotas_(std::move(quotas)), observer_(observer) {}
 
 Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
                                uint32_t part_id, uint64_t bytes, uint64_t session,
@@ -176,7 +174,7 @@ void Table::unpin(Block& block) {
   --quotas_.use(block.tenant).pins;
   if (block.resident) return refresh(block);
   if (block.pins != 0) return;
-  if (quotas_.limited()) quotas_.let_go(block.tenant, bytes_of(block.parts));
+  if (quotas_.limited()) quotas_.hold(block.tenant, 0 - bytes_of(block.parts));
   discard(std::move(leaving_.extract(&block).mapped()));
 }
 
@@ -253,7 +251,7 @@ Block* Table::hang_on_parent(Block& block) {
     if (absent.children++ == 0) absent.place = std::make_unique<ChainForest::Node>();
     place = absent.place.get();
   }
-  count_held(block, forest_.hang(*block.place, *place));
+  quotas_.hold(block.tenant, forest_.hang(*block.place, *place));
   return above;
 }
 
@@ -277,7 +275,7 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
 
 void Table::leave_parent(Block& block) {
   if (!block.parent) return;
-  count_held(block, forest_.cut(*block.place));
+  quotas_.hold(block.tenant, forest_.cut(*block.place));
   if (Block* const above = find(*block.parent)) {
     --above->children;
     return refresh(*above);
@@ -403,22 +401,18 @@ uint64_t Table::bytes_of(const std::vector<Part>& parts) const {
   return bytes;
 }
 
-// A chain belongs to one tenant, since its blocks have one spec.
-void Table::count_held(const Block& block, int64_t more_bytes) {
-  if (more_bytes > 0) quotas_.hold(block.tenant, static_cast<uint64_t>(more_bytes));
-  if (more_bytes < 0) quotas_.let_go(block.tenant, static_cast<uint64_t>(-more_bytes));
-}
-
 void Table::settle_hold(Block& block) {
   if (!quotas_.limited()) return;
   const bool holds = block.resident && (block.pins != 0 || block.reserved != 0);
   if (std::exchange(block.holds, holds) == holds) return;
-  count_held(block, holds ? forest_.hold(*block.place) : forest_.let_go(*block.place));
+  quotas_.hold(block.tenant,
+               holds ? forest_.hold(*block.place) : forest_.let_go(*block.place));
 }
 
 // The block has `bytes` more; modulo 2^64.
 void Table::grow(Block& block, uint64_t bytes) {
-  if (quotas_.limited() && bytes != 0) count_held(block, forest_.grow(*block.place, bytes));
+  if (quotas_.limited() && bytes != 0)
+    quotas_.hold(block.tenant, forest_.grow(*block.place, bytes));
 }
 
 }  // namespace kv

@@ -1,6 +1,7 @@
 // The blocks in a pool, their parts, and what keeps them there. Knows neither sockets nor bytes.
 #pragma once
 
+#include <functional>
 #include <unordered_map>
 
 #include "memory/directory.h"
@@ -68,12 +69,9 @@ using PartIds = std::vector<uint32_t>;
 // block is its own ancestor, whatever parents clients send: there is always a leaf to evict.
 class Table {
  public:
-  // Without tenants: one policy ranks all blocks. With an observer, reserve() evicts nothing: slots
-  // come back only later, and the owner evicts ahead with evict().
-  Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer = nullptr);
-  // A block belongs to the tenant that owns its spec (Quotas::own).
-  Table(Slab& slab, Quotas quotas);
-  ~Table();
+  // A block belongs to the tenant that owns its spec (Quotas::own). With an observer, reserve()
+  // evicts nothing: slots come back only later, and the owner evicts ahead with evict().
+  Table(Slab& slab, Quotas quotas, TableObserver* observer = nullptr);
 
   // Committed parts are published in `directory` until just before their slots may be reused.
   void publish_in(Directory& directory) { directory_ = &directory; }
@@ -179,11 +177,11 @@ class Table {
   void drop_if_empty(Block& block);
 
   // The bytes that cannot be evicted: pinned or being written blocks, and those before them in
-  // their chains. Counted only if tenants have limits.
+  // their chains, which are one tenant's, since they have one spec. Counted only if tenants have
+  // limits.
   uint64_t bytes_of(const std::vector<Part>& parts) const;
   void settle_hold(Block& block);
   void grow(Block& block, uint64_t bytes);
-  void count_held(const Block& block, int64_t more_bytes);
 
   // A block that is not resident but has resident children.
   struct Absent {

@@ -107,7 +107,7 @@ struct Rig : DiskEvents {
       : digests(has_digests),
         pool(static_cast<uint8_t*>(std::aligned_alloc(4096, memory_blocks * kBlock)), std::free),
         slab(memory_blocks * kBlock, 4096),
-        table(slab, make_eviction_policy("lru")) {
+        table(slab, Quotas("lru")) {
     tier = std::make_unique<DiskTier>(
         DiskOptions{folder, disk_blocks * kBlock, "auto", 1.0, 5.0}, "lru",
         DiskTier::Memory{table, slab, pool.get(), 4096, digests}, *this);

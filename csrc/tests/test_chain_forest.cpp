@@ -54,7 +54,7 @@ void any_history_holds_what_the_rule_says() {
     Model model(count);
     std::vector<std::unique_ptr<Node>> nodes;
     for (size_t i = 0; i < count; ++i) nodes.push_back(std::make_unique<Node>());
-    int64_t held = 0;
+    uint64_t held = 0;
     for (int step = 0; step < 1500; ++step) {
       const int i = static_cast<int>(random() % count), k = static_cast<int>(random() % count);
       Node& node = *nodes[static_cast<size_t>(i)];
@@ -85,7 +85,7 @@ void any_history_holds_what_the_rule_says() {
           break;
         }
       }
-      CHECK(held >= 0 && static_cast<uint64_t>(held) == model.held_bytes());
+      CHECK(held == model.held_bytes());
     }
   }
 }
@@ -118,7 +118,7 @@ void a_chain_is_built_in_as_many_steps_as_it_has_blocks() {
 void the_end_of_a_long_chain_is_held_and_let_go_in_few_steps() {
   constexpr size_t kCount = 100'000;
   Chain chain(kCount);
-  int64_t held = 0;
+  uint64_t held = 0;
   CHECK(chain.of([&] {
     for (size_t i = 0; i < kCount; ++i) {
       held = chain.forest.hold(chain.at(kCount - 1));
@@ -140,8 +140,8 @@ void two_long_chains_in_turn_take_few_steps_each() {
         end.push_back(std::make_unique<Node>());
         chain.forest.hang(*end.back(), above);
         CHECK(chain.forest.grow(*end.back(), 1) == 0);
-        CHECK(chain.forest.hold(*end.back()) == static_cast<int64_t>(i + 1));
-        CHECK(chain.forest.let_go(*end.back()) == -static_cast<int64_t>(i + 1));
+        CHECK(chain.forest.hold(*end.back()) == i + 1);
+        CHECK(chain.forest.let_go(*end.back()) == 0 - (i + 1));
       }
   });
   CHECK(steps <= 50 * kCount);

@@ -54,8 +54,7 @@ std::string first_hash(const std::vector<uint32_t>& tokens, kv::ChainStart start
   uint8_t root[kv::kHashBytes], out[kv::kHashBytes];
   kv::root_hash(kv::kDefaultSeed, root);
   start.root = root;
-  CHECK(kv::chain_hashes({tokens.data(), tokens.size(), kv::TokenType::kUint32}, tokens.size(),
-                         start, out));
+  CHECK(kv::chain_hashes(tokens, tokens.size(), start, out));
   return hex(out);
 }
 
@@ -87,14 +86,13 @@ void item_types_and_cuts_do_not_change_names() {
   start.root = root;
   start.lora = kv::Lora{"name", "path"};
   std::vector<uint8_t> a(5 * 32), b(5 * 32), c(5 * 32), d(5 * 32);
-  CHECK(kv::chain_hashes({ids.data(), ids.size(), kv::TokenType::kUint32}, 48, start, a.data()));
-  CHECK(kv::chain_hashes({narrow.data(), ids.size(), kv::TokenType::kInt32}, 48, start, b.data()));
-  CHECK(kv::chain_hashes({wide.data(), ids.size(), kv::TokenType::kInt64}, 48, start, c.data()));
+  CHECK(kv::chain_hashes(ids, 48, start, a.data()));
+  CHECK(kv::chain_hashes(narrow, 48, start, b.data()));
+  CHECK(kv::chain_hashes(wide, 48, start, c.data()));
   CHECK(a == b && a == c);
-  CHECK(kv::chain_hashes({ids.data(), 2 * 48, kv::TokenType::kUint32}, 48, start, d.data()));
+  CHECK(kv::chain_hashes(std::span(ids).first(2 * 48), 48, start, d.data()));
   start.parent = d.data() + 32;
-  CHECK(kv::chain_hashes({ids.data() + 96, 3 * 48, kv::TokenType::kUint32}, 48, start,
-                         d.data() + 64));
+  CHECK(kv::chain_hashes(std::span(ids).subspan(96, 3 * 48), 48, start, d.data() + 64));
   CHECK(a == d);
 }
 
@@ -103,14 +101,13 @@ void ids_outside_32_bits_are_refused() {
   kv::ChainStart start;
   start.root = root;
   const auto fits = [&](const std::vector<int64_t>& ids) {
-    return kv::chain_hashes({ids.data(), ids.size(), kv::TokenType::kInt64}, ids.size(), start,
-                            out);
+    return kv::chain_hashes(ids, ids.size(), start, out);
   };
   CHECK(fits({0, 4294967295}));
   CHECK(!fits({0, 4294967296}));
   CHECK(!fits({0, -1}));
   const std::vector<int32_t> negative{-1};
-  CHECK(!kv::chain_hashes({negative.data(), 1, kv::TokenType::kInt32}, 1, start, out));
+  CHECK(!kv::chain_hashes(negative, 1, start, out));
 }
 
 template <class Token>

@@ -16,12 +16,16 @@ std::vector<uint8_t> random_bytes(size_t size) {
   return bytes;
 }
 
+uint32_t portable(const void* data, size_t size, uint32_t init) {
+  return kv::crc32c_backends().back().crc(data, size, init);
+}
+
 void gives_the_check_values_of_rfc_3720() {
   CHECK(kv::crc32c("123456789", 9) == 0xE3069283);
   const std::vector<uint8_t> zeros(32, 0), ones(32, 0xFF);
   CHECK(kv::crc32c(zeros.data(), zeros.size()) == 0x8A9136AA);
   CHECK(kv::crc32c(ones.data(), ones.size()) == 0x62A8AB43);
-  CHECK(kv::crc32c_portable("123456789", 9) == 0xE3069283);
+  CHECK(portable("123456789", 9, 0) == 0xE3069283);
   CHECK(kv::crc32c(nullptr, 0) == 0);
 }
 
@@ -32,7 +36,7 @@ void every_implementation_gives_the_same_at_any_size_and_alignment() {
     const size_t most = i < 600 ? 69'000 : 499'000;
     const size_t size = i < 300 ? static_cast<size_t>(i) : rng() % most;
     const auto init = static_cast<uint32_t>(i % 3 == 0 ? 0 : rng());
-    const uint32_t wanted = kv::crc32c_portable(bytes.data() + at, size, init);
+    const uint32_t wanted = portable(bytes.data() + at, size, init);
     CHECK(kv::crc32c(bytes.data() + at, size, init) == wanted);
     for (const kv::Crc32cBackend& backend : kv::crc32c_backends()) {
       CHECK(backend.crc(bytes.data() + at, size, init) == wanted);

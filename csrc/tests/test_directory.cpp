@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "memory/use_log.h"
+#include "memory/notes.h"
 
 namespace {
 

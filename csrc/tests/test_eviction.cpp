@@ -27,7 +27,7 @@ BlockKey key(uint64_t name) {
 // A table of so many blocks, and requests to it as a router's engines make them.
 struct Pool {
   Pool(std::string_view policy, uint64_t blocks)
-      : slab(blocks * kBytes, kBytes), table(slab, make_eviction_policy(policy)) {}
+      : slab(blocks * kBytes, kBytes), table(slab, Quotas(policy)) {}
 
   // Blocks of the chain that were there; the others are put. All are held meanwhile.
   size_t request(const std::vector<uint64_t>& chain) {
@@ -155,6 +155,25 @@ void density_is_near_lru_where_that_is_good_and_far_ahead_where_it_is_not() {
   CHECK(2 * hits_among_passers_by("density") > 3 * hits_among_passers_by("lru"));
 }
 
+// Agents with long prompts, and more users with short ones: the time that computing what was found
+// would take, if that of a block is 1 + depth / 40.
+double seconds_of_agents(std::string_view policy) {
+  std::mt19937 random(11);
+  Pool pool(policy, 1200);
+  double seconds = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const bool agent = random() % 8 == 0;
+    const size_t found = agent ? pool.request(chain(1000 * (1 + random() % 12), 300))
+                               : pool.request(chain(1'000'000 + 100 * (random() % 150), 12));
+    for (size_t depth = 0; depth < found; ++depth) seconds += 1 + static_cast<double>(depth) / 40;
+  }
+  return seconds;
+}
+
+void density_for_seconds_saves_more_of_them() {
+  CHECK(seconds_of_agents("density-seconds") > 1.2 * seconds_of_agents("density"));
+}
+
 }  // namespace
 
 int main() {
@@ -165,4 +184,5 @@ int main() {
   }
   lru_lets_go_what_was_used_longest_ago();
   density_is_near_lru_where_that_is_good_and_far_ahead_where_it_is_not();
+  density_for_seconds_saves_more_of_them();
 }

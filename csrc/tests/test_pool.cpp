@@ -11,7 +11,6 @@
 
 #include "base/memory_map.h"
 #include "check.h"
-#include "memory/placement.h"
 #include "memory/pool.h"
 #include "memory/pool_mapping.h"
 

@@ -89,7 +89,7 @@ void no_post_is_missed() {
 
 // A table of four slots, with a reservation of session 1 that a whole part takes the place of.
 struct Superseded {
-  Superseded() : slab(4 * 4096, 4096), table(slab, make_eviction_policy("lru")) {
+  Superseded() : slab(4 * 4096, 4096), table(slab, Quotas("lru")) {
     reserved = table.reserve(key, std::nullopt, 1, 4096, 1).slot;
     const auto lent = table.lend(0, 4096, nullptr, Slab::kAnyRegion);
     CHECK(lent && table.adopt(key, std::nullopt, 1, *lent, 77));
@@ -129,7 +129,7 @@ void a_whole_part_takes_the_place_of_a_reserved_one() {
 
 void what_is_there_stays_and_the_slot_is_the_callers() {
   Slab slab(4 * 4096, 4096);
-  Table table(slab, make_eviction_policy("lru"));
+  Table table(slab, Quotas("lru"));
   const BlockKey key{1, name(1)};
   const auto first = table.lend(0, 4096, nullptr, Slab::kAnyRegion);
   const auto second = table.lend(0, 4096, nullptr, Slab::kAnyRegion);

@@ -37,7 +37,7 @@ struct Store {
   Quotas quotas(std::vector<uint64_t> quota_blocks, const char* policy) {
     count = static_cast<uint32_t>(quota_blocks.size());
     for (uint64_t& quota : quota_blocks) quota *= kBlock;
-    return {slab.pool_bytes(), quota_blocks, [policy] { return make_eviction_policy(policy); }};
+    return Quotas(policy, slab.pool_bytes(), quota_blocks);
   }
 
   BlockStatus put(uint32_t tenant, uint32_t i, std::optional<uint32_t> parent = std::nullopt) {
@@ -170,10 +170,7 @@ void each_part_counts_also_when_its_block_is_forgotten_meanwhile() {
 void one_tenant_alone_and_an_open_table_have_no_limits() {
   for (const bool open : {true, false}) {
     Slab slab(4 * kBlock, kBlock);
-    Table table(slab, open ? Quotas(make_eviction_policy("lru"))
-                           : Quotas(slab.pool_bytes(), {kBlock}, [] {
-                               return make_eviction_policy("lru");
-                             }));
+    Table table(slab, open ? Quotas("lru") : Quotas("lru", slab.pool_bytes(), {kBlock}));
     if (!open) table.quotas().own(1, 1);
     for (uint32_t i = 0; i < 4; ++i) {
       const auto reserved = table.reserve(key(1, i), std::nullopt, 1, kBlock, kMe);

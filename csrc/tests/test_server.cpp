@@ -262,8 +262,8 @@ void a_writer_over_shared_memory_reserves_copies_and_commits() {
                     true,
                     kPartBytes};
   const std::vector<size_t> indices{1, 0};
-  BlockLanding landing(segments, indices, true);
-  Wire wire(reader.fd());
+  BlockTransfer landing(segments, indices, true);
+  Wire wire{reader.fd()};
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   CHECK(landing.receive(wire, deadline) == IoResult::kDone);
   CHECK(landing.crcs() == got.crcs && memory == bytes_of(2) + bytes_of(1));

@@ -9,7 +9,7 @@
 
 #include "memory/put_ring.h"
 #include "node/node.h"
-#include "server/frames.h"
+#include "server/connections.h"
 #include "wire_client.h"
 
 namespace {
@@ -87,7 +87,7 @@ class Peer {
     Header header;
     CHECK(got >= static_cast<ssize_t>(kHeaderBytes));
     const auto* bytes = reinterpret_cast<const uint8_t*>(reply.data());
-    CHECK(read_header(bytes, header) == HeaderError::kNone && header.status == Status::kOk);
+    CHECK(read_header(bytes, header) == nullptr && header.status == Status::kOk);
     auto decoded = decode_body<Reply>(bytes + kHeaderBytes, header.body_bytes);
     CHECK(decoded);
     return std::move(*decoded);

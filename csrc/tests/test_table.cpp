@@ -31,8 +31,7 @@ std::vector<Hash> chain(uint32_t count) {
 }
 
 struct Store {
-  explicit Store(uint64_t blocks)
-      : slab(blocks * kBlock, 4096), table(slab, make_eviction_policy("lru")) {}
+  explicit Store(uint64_t blocks) : slab(blocks * kBlock, 4096), table(slab, Quotas("lru")) {}
 
   // Block i hangs on block i - 1; block 1 begins a chain.
   Table::Reserved reserve(uint32_t i, uint32_t part = 1, uint64_t session = kMe) {

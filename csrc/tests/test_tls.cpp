@@ -60,7 +60,7 @@ struct Peer {
   Peer(Node& node, std::shared_ptr<const TlsContext> context)
       : frames(Client::tcp(node.server.port())),
         tls(std::move(context), frames.fd(), "127.0.0.1"),
-        wire(frames.fd(), tls) {}
+        wire{frames.fd(), &tls} {}
   bool greet() {
     if (tls_handshake(wire, soon()) != IoResult::kDone) return false;
     RegisterRequest request{name(1), name(2), "engine", "", "doc", {{name(3), kPartBytes}}};
@@ -89,7 +89,7 @@ struct Peer {
   std::string reply(Op op) {
     Header header;
     const std::string head = read(kHeaderBytes);
-    CHECK(read_header(reinterpret_cast<const uint8_t*>(head.data()), header) == HeaderError::kNone);
+    CHECK(read_header(reinterpret_cast<const uint8_t*>(head.data()), header) == nullptr);
     CHECK(header.op == op && header.status == Status::kOk);
     return read(header.body_bytes);
   }
@@ -156,7 +156,7 @@ void what_is_put_is_read_back(const Trust& trust) {
   for (uint32_t i = 0; i < kBlocks; ++i) indices.push_back(i), wanted += bytes_of(i + 1);
   const Segments segments{{reinterpret_cast<uintptr_t>(payload.data())},
                           {kPartBytes}, {kPartBytes}, kBlocks, true, kPartBytes};
-  BlockLanding landing(segments, indices, true);
+  BlockTransfer landing(segments, indices, true);
   CHECK(landing.receive(peer.wire, soon()) == IoResult::kDone);
   CHECK(payload == wanted && landing.crcs()[3] == crc32c(bytes_of(4).data(), kPartBytes));
   CHECK(node.gauge("tls_failures_total") == 0);

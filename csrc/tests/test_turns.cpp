@@ -9,7 +9,7 @@
 #include "check.h"
 #include "node/node.h"
 #include "node/put_intake.h"
-#include "server/frames.h"
+#include "server/connections.h"
 #include "wire_client.h"
 
 namespace {
@@ -80,7 +80,7 @@ class Peer {
     uint8_t raw[kHeaderBytes];
     Header header;
     CHECK(recv(ours_.get(), raw, sizeof raw, MSG_WAITALL) == sizeof raw);
-    CHECK(read_header(raw, header) == HeaderError::kNone && header.status == status);
+    CHECK(read_header(raw, header) == nullptr && header.status == status);
     body_.resize(header.body_bytes);
     CHECK(recv(ours_.get(), body_.data(), body_.size(), MSG_WAITALL) ==
           static_cast<ssize_t>(body_.size()));

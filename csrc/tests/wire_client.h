@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "check.h"
 #include "digest/crc32c.h"
+#include "digest_line.h"
 #include "wire/codec.h"
 
 namespace kv::test {
@@ -100,8 +101,7 @@ class Client {
     Answer answer;
     std::string header;
     if (!read(header, kHeaderBytes, &answer.fds)) return std::nullopt;
-    CHECK(read_header(reinterpret_cast<const uint8_t*>(header.data()), answer.header) ==
-          HeaderError::kNone);
+    CHECK(read_header(reinterpret_cast<const uint8_t*>(header.data()), answer.header) == nullptr);
     if (!read(answer.body, answer.header.body_bytes, nullptr)) return std::nullopt;
     return answer;
   }

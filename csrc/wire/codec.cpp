@@ -19,7 +19,7 @@ static_assert(sizeof(RawHeader) == kHeaderBytes);
 
 void write_header(char* to, const Header& header) {
   const RawHeader raw{kMagic,
-                      header.version,
+                      kVersion,
                       static_cast<uint8_t>(header.op),
                       static_cast<uint16_t>(header.status),
                       header.request_id,
@@ -29,30 +29,19 @@ void write_header(char* to, const Header& header) {
   std::memcpy(to, &raw, sizeof raw);
 }
 
-HeaderError read_header(const uint8_t* data, Header& header) {
+const char* read_header(const uint8_t* data, Header& header) {
   RawHeader raw;
   std::memcpy(&raw, data, sizeof raw);
-  header = {raw.version,    static_cast<Op>(raw.op), static_cast<Status>(raw.status),
-            raw.request_id, raw.body_bytes,          raw.payload_bytes};
-  if (raw.magic != kMagic) return HeaderError::kMagic;
-  if (raw.version != kVersion) return HeaderError::kVersion;
+  header = {static_cast<Op>(raw.op), static_cast<Status>(raw.status), raw.request_id,
+            raw.body_bytes, raw.payload_bytes};
+  if (raw.magic != kMagic) return "not a kvstore frame";
+  if (raw.version != kVersion) return kOtherVersion;
   if (raw.op < static_cast<uint8_t>(Op::kHello) || raw.op > static_cast<uint8_t>(Op::kHeld))
-    return HeaderError::kOp;
+    return "unknown op";
   if (raw.status > static_cast<uint16_t>(Status::kUnauthorized) || raw.reserved != 0)
-    return HeaderError::kReserved;
-  return raw.body_bytes > kMaxBodyBytes ? HeaderError::kBodyTooLong : HeaderError::kNone;
+    return kBadField;
+  return raw.body_bytes > kMaxBodyBytes ? "a body longer than the protocol allows" : nullptr;
 }
-
-const char* describe(HeaderError error) {
-  switch (error) {
-    case HeaderError::kMagic: return "not a kvstore frame";
-    case HeaderError::kVersion: return "a frame of another version than 3 of the protocol";
-    case HeaderError::kOp: return "unknown op";
-    case HeaderError::kBodyTooLong: return "a body longer than the protocol allows";
-    default: return "a header field is out of range";
-  }
-}
-static_assert(kVersion == 3);
 
 // RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool Reader::is_utf8(std::string_view text) {

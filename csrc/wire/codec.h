@@ -120,19 +120,16 @@ class Reader {
   size_t left_;
 };
 
-// Appends the line that follows each block of a PUT.
-inline void put_digest_line(std::string& out, uint32_t crc) {
-  out.append(reinterpret_cast<const char*>(&crc), sizeof crc);
-  out.append(kLineBytes - sizeof crc, '\0');
-}
-
 // Writes the 32 bytes of a header.
 void write_header(char* to, const Header& header);
 
-// Reads the kHeaderBytes bytes at `data`. kNone: valid in this version. Sets op and request_id in
-// any case. Does not check body_bytes against the op.
-HeaderError read_header(const uint8_t* data, Header& header);
-const char* describe(HeaderError error);
+// Reads the kHeaderBytes bytes at `data`. Null: valid in this version; else why it is not. Sets op
+// and request_id in any case. Does not check body_bytes against the op.
+const char* read_header(const uint8_t* data, Header& header);
+inline constexpr const char* kBadField = "a header field is out of range";
+// An object, so that its address tells it from any other reason.
+inline constexpr char kOtherVersion[] = "a frame of another version than 3 of the protocol";
+static_assert(kVersion == 3);
 
 // Most frames are shorter: one allocation makes them.
 inline constexpr size_t kUsualFrameBytes = 256;
@@ -148,7 +145,7 @@ template <class Body> std::string encode_frame(Op op, Status status, uint64_t re
   frame.resize((frame.size() + kLineBytes - 1) / kLineBytes * kLineBytes);
   if (frame.size() - kHeaderBytes > kMaxBodyBytes) return {};
   const auto body_bytes = static_cast<uint32_t>(frame.size() - kHeaderBytes);
-  write_header(frame.data(), {kVersion, op, status, request_id, body_bytes, payload_bytes});
+  write_header(frame.data(), {op, status, request_id, body_bytes, payload_bytes});
   return frame;
 }
 

@@ -1,7 +1,4 @@
 // The bodies of requests; a part of the protocol's specification (wire/wire.h).
-//
-// `fields(visitor)` names the fields in wire order, for the encoder and the decoder alike. Views
-// (HashSpan, string_view) point into the decoded buffer.
 #pragma once
 
 #include "wire/wire.h"

@@ -125,6 +125,7 @@
 #pragma once
 
 #include <bit>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -212,7 +213,7 @@ inline constexpr uint8_t kDigestsOff = 0x80;  // beside the access, in reply to 
 
 struct Hash {
   uint8_t bytes[kHashBytes];
-  bool operator==(const Hash&) const = default;
+  auto operator<=>(const Hash&) const = default;
 };
 static_assert(sizeof(Hash) == kHashBytes && alignof(Hash) == 1);
 
@@ -224,15 +225,12 @@ struct HashSpan {
 };
 
 struct Header {
-  uint8_t version = kVersion;
   Op op{};
   Status status = Status::kOk;
   uint64_t request_id = 0;
   uint32_t body_bytes = 0;
   uint64_t payload_bytes = 0;
 };
-
-enum class HeaderError { kNone, kMagic, kVersion, kOp, kBodyTooLong, kReserved };
 
 // The length of a PUT's payload.
 constexpr uint64_t put_payload_bytes(uint64_t block_bytes, uint64_t blocks) {
@@ -263,5 +261,7 @@ constexpr uint32_t max_body_bytes(Op op) {
 
 }  // namespace kv::wire
 
+// The bodies. `fields(visitor)` names the fields in wire order, for the encoder and the decoder
+// alike. Views (HashSpan, string_view) point into the decoded buffer.
 #include "wire/replies.h"   // IWYU pragma: export
 #include "wire/requests.h"  // IWYU pragma: export

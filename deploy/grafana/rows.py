@@ -174,8 +174,27 @@ MODELS: Final = (
         "Prompt tokens by the place of their KV",
         "short",
         by("source", "kvrouter:prefix_hit_tokens_total", "MODEL"),
-        "At the plan: in the decode engine, else in the store, else to be computed (none).",
+        "At the plan: in the decode engine, its lower tiers, the store, or to be computed (none).",
         stacked=True,
+    ),
+    Chart(
+        "Prompt tokens by their fate",
+        "short",
+        by("fate", "kvrouter:prompt_tokens_by_fate_total", "MODEL"),
+        "Found where, or computed for which reason; they add up to the prompts.",
+        stacked=True,
+    ),
+    Chart(
+        "Share of prompt tokens computed although it could be avoided",
+        "percentunit",
+        {
+            "{{fate}}": "sum by (fate) (rate(kvrouter:prompt_tokens_by_fate_total{MODEL, "
+            'fate!~"engine|lower|store|neighbour|first_use|other_adapter"}[RATE]))'
+            " / on () group_left sum(rate(kvrouter:prompt_tokens_by_fate_total{MODEL}[RATE]))"
+        },
+        "`kvrouter why` says what to do about each.",
+        stacked=True,
+        top=1,
     ),
     Chart(
         "Tokens generated",

@@ -1,6 +1,9 @@
 """Native functions and classes for the router's request path: JSON, HTTP, streams, prefix table."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 def scan_object(
     body: bytes, ids_key: str = "prompt"
@@ -162,8 +165,37 @@ class StreamFeed:
     def tail(self) -> bytes:
         """The last bytes of the body, about 1 KiB."""
 
+class MissRatioCurve:
+    """The share of prompt tokens that a store of any size would find, from a sample of the blocks.
+
+    Samples at most `most` blocks. Prompts of `day_s` ago count half, and blocks that were not used
+    for so long are forgotten. For one thread.
+    """
+
+    def __init__(self, most: int, day_s: float) -> None: ...
+    def see(
+        self,
+        hashes: bytes,
+        model: int,
+        block_tokens: int,
+        block_bytes: int,
+        tokens: float,
+        now_s: float,
+    ) -> None:
+        """A prompt of so many tokens came; `hashes` are of its whole blocks, 32 bytes each.
+
+        `model` is any number below 2**64 that tells blocks of models apart.
+        """
+
+    def found(self, store_bytes: float) -> float:
+        """The share that a store of that size would find; not a number without a prompt."""
+
+    @property
+    def bytes(self) -> int:
+        """About how large a store is that has all blocks which are not forgotten."""
+
 class PrefixTable:
-    """Which holder (0 to 126) has which block; a block is the low 64 bits of its hash.
+    """Which holder (0 to 2047) has which block; a block is the low 64 bits of its hash.
 
     It keeps at most `max_blocks` blocks, those used last. `ids` are concatenated native uint64,
     `hashes` concatenated 32-byte hashes. For one thread.
@@ -176,17 +208,20 @@ class PrefixTable:
     def __len__(self) -> int: ...
     @property
     def evicted(self) -> int:
-        """Number of blocks forgotten because of `max_blocks`."""
+        """Number of blocks, or holders of a block, forgotten for lack of room."""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all slots."""
+        """Memory of the full table."""
 
     def store(self, holder: int, ids: bytes) -> None: ...
     def store_hashes(self, holder: int, hashes: bytes) -> None: ...
     def remove(self, holder: int, ids: bytes) -> None: ...
-    def match(self, hashes: bytes) -> list[tuple[int, int]]:
-        """(holder, leading blocks of the chain that it has), without holders that have none."""
+    def match(self, hashes: bytes, names: list[_T]) -> dict[_T, int]:
+        """Leading blocks of the chain that each holder has, without holders that have none.
+
+        `names` are those of the holders, by number.
+        """
 
     def held(self, holder: int, end: int, max_slots: int) -> tuple[int, bytes]:
         """Scan up to `max_slots` slots below `end` for blocks of `holder`.
@@ -201,4 +236,25 @@ class PrefixTable:
         """Clean up to `max_slots` slots of retired holders.
 
         True: the numbers that were retired when this sweep began are free.
+        """
+
+class SeenBlocks:
+    """Which blocks were asked for so far: a sketch of their hashes in at most `max_bytes`.
+
+    It never forgets one of the last `horizon_blocks` different ones; at most one in 200 that are
+    new counts as seen. For one thread.
+    """
+
+    def __init__(self, max_bytes: int) -> None: ...
+    def __len__(self) -> int:
+        """Blocks that it knows, about."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def horizon_blocks(self) -> int: ...
+    def see(self, hashes: bytes, seed: int) -> int:
+        """Leading blocks of a chain of 32-byte hashes that were seen; from now on all are.
+
+        `seed` is 64 bits wide: chains with another one are others. ValueError for a partial hash.
         """

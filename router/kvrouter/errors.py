@@ -52,17 +52,7 @@ def names_events(path: str) -> bool:
 
 
 class ApiError(Exception):
-    """A refusal or failure that the client gets as OpenAI's error object.
-
-    Attributes:
-        status: HTTP status, 4xx or 5xx.
-        message: one sentence; it never holds a secret or an engine's stack trace.
-        kind: OpenAI's `type`; derived from the status by default.
-        param: the wrong parameter of the body, if it is one.
-        code: OpenAI's `code`; the status by default, as vLLM has it.
-        retry_after_s: seconds for the `Retry-After` header, if trying again can help.
-        more_headers: others that go with it.
-    """
+    """A refusal or failure that the client gets as OpenAI's error object."""
 
     def __init__(
         self,
@@ -76,13 +66,16 @@ class ApiError(Exception):
         more_headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
+        self.status = status  # HTTP status, 4xx or 5xx
+        self.message = message  # one sentence; it never holds a secret or an engine's stack trace
+        # OpenAI's `type`; derived from the status by default.
         self.kind = kind or _TYPES.get(status, "InternalServerError")
-        self.param = param
+        self.param = param  # the wrong parameter of the body, if it is one
+        # OpenAI's `code`; the status by default, as vLLM has it.
         self.code: str | int = status if code is None else code
+        # Seconds for the `Retry-After` header, if trying again can help.
         self.retry_after_s = retry_after_s
-        self.more_headers = more_headers
+        self.more_headers = more_headers  # others that go with it
 
     def body(self, path: str = "") -> bytes:
         """The JSON of the whole answer, as clients of that endpoint read it."""
@@ -91,12 +84,7 @@ class ApiError(Exception):
             kind = _ANTHROPIC_TYPES.get(self.status, usual)
             told = {"type": kind, "message": self.message}
             return orjson.dumps({"type": "error", "error": told})
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
     def event(self, path: str = "", number: int = 0) -> bytes:

@@ -6,7 +6,7 @@ breaks the rules. `Buffer` arguments are C-contiguous, and not kept beyond the c
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, final, overload
+from typing import TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -33,10 +33,6 @@ def chain_hashes(
 
 def low64(hashes: Buffer) -> list[int]:
     """Return the last 8 bytes, big-endian, of each 32-byte hash: the ids of KV events."""
-
-def sha256(data: Buffer) -> bytes: ...
-def sha256_backend() -> str:
-    """Return "libcrypto" or "portable": the implementation of SHA-256 in this process."""
 
 # ---------------------------------------------------------------- CRC32C
 
@@ -117,18 +113,13 @@ class PoolView:
         """Return read-only bytes of the pool without a copy: memoryview(pool.slice(...))."""
 
     @property
-    def closed(self) -> bool: ...
-    @property
     def size(self) -> int: ...
-    @property
-    def writable(self) -> bool: ...
 
 @final
 class PoolSlice(Buffer):
     """Read-only bytes in a pool, by the buffer protocol; keeps the mapping alive."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __len__(self) -> int: ...
 
 @final
 class BlockNames:
@@ -305,10 +296,7 @@ class Link:
 
     digests: bool
 
-    @overload
-    def __init__(self, fd: int) -> None: ...
-    @overload
-    def __init__(self, fd: int, context: TlsContext, host: str) -> None: ...
+    def __init__(self, fd: int, context: TlsContext | None = None, host: str = "") -> None: ...
     def handshake(self, deadline: float) -> None:
         """Do the TLS handshake, before anything else. Under TLS only."""
 
@@ -347,9 +335,6 @@ class Link:
 
     def quiet(self) -> bool:
         """Return whether the connection is up and nothing came that was not asked for. Does not wait."""
-
-def put_payload_bytes(block_bytes: int, blocks: int) -> int:
-    """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""
 
 # ---------------------------------------------------------------- wire codec (specification: csrc/wire/wire.h)
 
@@ -442,16 +427,10 @@ def encode_commit(
 def encode_abort(
     request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int]
 ) -> bytes: ...
-def encode_put(
-    request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer, block_bytes: int
-) -> bytes:
-    """Encode header and body of a PUT, without its payload."""
-
 def encode_acquire(request_id: int, manifest_id: int, part: int | None, hashes: Buffer) -> bytes:
     """`part` None: all parts of the manifest."""
 
 def encode_release(request_id: int, lease_id: int) -> bytes: ...
-def encode_get(request_id: int, manifest_id: int, part: int, hashes: Buffer) -> bytes: ...
 def encode_wait(
     request_id: int, manifest_id: int, hashes: Buffer, upto: int, deadline_ms: int, lease: bool = False
 ) -> bytes: ...

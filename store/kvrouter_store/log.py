@@ -11,6 +11,8 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -70,18 +72,21 @@ def cut(text: str, *, end: bool = False) -> str:
 
 
 class LogWriter:
-    """Writes lines to a file descriptor from a thread, which starts with the first line.
+    """Writes lines from a thread, which starts with the first line.
 
     Args:
-        fd: where to; it stays open and belongs to the caller.
+        out: a file descriptor, which stays open and belongs to the caller; or what takes bytes as
+            `os.write` does, and raises OSError.
         max_bytes: how much may wait to be written.
 
     Attributes:
         dropped: lines that were not written, because the reader was too slow or is gone.
     """
 
-    def __init__(self, fd: int, max_bytes: int = MAX_HELD_BYTES) -> None:
-        self._fd = fd
+    def __init__(
+        self, out: int | Callable[[memoryview], int], max_bytes: int = MAX_HELD_BYTES
+    ) -> None:
+        self._out = partial(os.write, out) if isinstance(out, int) else out
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
@@ -130,11 +135,11 @@ class LogWriter:
                 self._changed.notify_all()
 
     def _put(self, lines: bytes) -> bool:
-        """Write all of `lines`; False where the descriptor takes no more of them."""
+        """Write all of `lines`; False where no more of them are taken."""
         left = memoryview(lines)
         with contextlib.suppress(OSError):
             while left:
-                left = left[os.write(self._fd, left) :]
+                left = left[self._out(left) :]
         return not left
 
 

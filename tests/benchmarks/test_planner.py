@@ -72,6 +72,7 @@ def test_what_comes_before_the_warm_up_has_ended_is_not_counted() -> None:
     assert all(10.0 <= held[0] <= asks[-1].at_s for held in found.held)
 
 
+@pytest.mark.benchmarks
 @pytest.mark.parametrize("setup", [SETUPS[0], SETUPS[-1]], ids=lambda setup: setup.name)
 def test_real_processes_answer_all_requests(setup: Setup, tmp_path: Path) -> None:
     asks = requests(1, 3.0, 4.0)

@@ -59,6 +59,7 @@ def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no cc (apt-get install gcc)")
+@pytest.mark.benchmarks
 def test_sigterm_ends_all_processes_of_a_soak() -> None:
     command = [sys.executable, "-m", "benchmarks.router_soak", "--streams", "10"]
     soak = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)

@@ -42,6 +42,7 @@ def test_memory_that_grows_on_in_the_last_half_is_said() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.benchmarks
 def test_clients_die_at_random_and_nothing_is_left_of_them(tmp_path: Path) -> None:
     flags = "--seconds 20 --every 2 --kill-every 1 --memory 16MiB --growth-mib 16 --clients 5"
     log = tmp_path / "soak.log"

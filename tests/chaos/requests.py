@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tests.chaos.cluster import BLOCK_TOKENS, KV_BYTES_PER_TOKEN, MODEL
 
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 _WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")

@@ -11,7 +11,7 @@ from tests.fakes.redis import MISSING, RedisServer, redis_server
 from tests.integration.replicas.test_processes import until_metric
 
 from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 pytestmark = [pytest.mark.compatibility, pytest.mark.timeout(400)]

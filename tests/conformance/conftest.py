@@ -17,7 +17,7 @@ from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 
 if TYPE_CHECKING:
-    from kvrouter.app.lifecycle import App
+    from kvrouter.app.build import App
 
 __all__ = ["Routed", "in_a_thread", "pytest_asyncio_loop_factories", "routed"]
 

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.conformance.conftest import Routed
 
-from kvrouter.control.openapi import document
+from kvrouter.control.status import document
 
 DOCUMENT = document("1")
 OPERATIONS = [

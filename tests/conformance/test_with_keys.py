@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.conformance.conftest import Routed, in_a_thread
 
-from kvrouter.control.openapi import document
+from kvrouter.control.status import document
 from kvrouter.openai.endpoints import ENDPOINTS
 
 DOCUMENT = document("1", keys=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import Child, Children, free_port
 
 TOKEN = "a-token-of-the-store"
 MODEL, LONELY, ALIAS = "demo-8b", "lonely-8b", "chat"

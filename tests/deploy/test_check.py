@@ -16,9 +16,8 @@ from tests.fakes import pods
 from tests.kubernetes.kubectl import NoKubectl, kubectl
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.kubernetes.engines import of_pod
+from kvrouter.membership.kubernetes.engines import of_pod, read_url
 from kvrouter.membership.kubernetes.objects import Pod
-from kvrouter.membership.kubernetes.options import read_url
 
 
 @pytest.fixture(scope="module", autouse=True)

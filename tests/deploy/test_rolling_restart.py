@@ -18,8 +18,7 @@ from tests.fakes.haproxy import haproxy, haproxy_program, until_haproxy_sees_all
 from tests.fakes.nginx import MISSING as NO_NGINX
 from tests.fakes.nginx import nginx, nginx_program
 
-from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import Child, Children, free_port
 
 DRAIN = ("--drain-delay", "0.5", "--drain-timeout", "2")
 TOKEN_S = 0.1

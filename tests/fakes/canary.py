@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App
 
 
 def canary_outcomes(app: App) -> Counter[str]:

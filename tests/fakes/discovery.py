@@ -17,7 +17,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import EngineSource, Listener, SourceContext
 from kvrouter.membership.discovery.file import FileSource
-from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.follow import FlagsSource
 from kvrouter.membership.discovery.kubernetes import KubernetesSource, Times
 from kvrouter.membership.discovery.redis import EntryKeys
 from kvrouter.membership.discovery.register import EngineRegistration

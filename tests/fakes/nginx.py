@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fakes.balancer import balancer, placed
 
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 
 MISSING = "there is no nginx (apt-get install nginx)"
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"

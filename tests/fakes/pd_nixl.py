@@ -43,6 +43,7 @@ class NixlEngine(PdEngine):
         pinned: blocks kept for decode engines, by request id.
         fetched: hand-offs whose KV this engine had from others.
         freed: hand-offs of this engine that were given up without being fetched.
+        poisoned: names of engines with which its NIXL agent has stale state: they fetch nothing.
     """
 
     family: ClassVar[str] = "nixl"
@@ -54,6 +55,7 @@ class NixlEngine(PdEngine):
         self.tells = True  # False: as a request that ended otherwise than by length or stop
         self.fetched = 0
         self.freed = 0
+        self.poisoned: set[str] = set()
         self._number = 0
 
     @property
@@ -92,6 +94,9 @@ class NixlEngine(PdEngine):
         remote = self._remote(params)
         if remote is None:
             raise LoadFailed("remote engine is unknown")
+        if self.name in remote.poisoned:
+            remote.notified(params["remote_request_id"], read=False)
+            raise LoadFailed("Internal server error")
         kept = remote.pinned.get(params["remote_request_id"])
         if kept is not None and kept.tokens != len(request.prompt):
             self.violations.append("the hand-off is of a prompt of another length")

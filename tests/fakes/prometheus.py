@@ -12,7 +12,7 @@ import aiohttp
 import yaml
 from tests.fakes.patience import until
 
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 
 MISSING = "there is no prometheus (apt-get install prometheus)"
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tests.fakes.frames import get_frame
 from tests.fakes.link import Address, Link
 from tests.fakes.model import Held, Key
 from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of
 
-from kvrouter_store import _core
 from kvrouter_store._core import BlockNames, PostState, RegisterReply, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease, Reservation
@@ -172,7 +172,7 @@ class Node:
         """Everything that can be read, part by part, also of blocks that are not whole."""
         keys = [(s, k, part) for s in SEEDS for k in range(CHAIN) for part in range(PARTS)]
         frames = [
-            _core.encode_get(self.witness.next_id(), self._part_ids[part], 0, hash_of(seed, block))
+            get_frame(self.witness.next_id(), self._part_ids[part], 0, hash_of(seed, block))
             for seed, block, part in keys
         ]
         answers = self.witness.ask_all(frames)

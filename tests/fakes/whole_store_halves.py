@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from tests.fakes.frames import LINE_BYTES, put_frame
 from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
 from tests.fakes.whole_store import (
@@ -21,8 +22,6 @@ from tests.fakes.whole_store_checks import StoreAgainstModel, tally
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus
-
-LINE = _core.put_payload_bytes(BLOCK, 1) - BLOCK  # with the digest of a block
 
 __all__ = ["PutsThatStop", "part_numbers", "seeds", "spans", "versions"]
 
@@ -58,17 +57,17 @@ class PutsThatStop(StoreAgainstModel):
         link = RawLink(self.node.path)
         pieces = [bytes_of((seed, block, part), version) for block in span]
         payload = b"".join(
-            piece + (_core.crc32c(piece) ^ (not intact)).to_bytes(LINE, "little")
+            piece + (_core.crc32c(piece) ^ (not intact)).to_bytes(LINE_BYTES, "little")
             for piece in pieces
         )
         parent = hash_of(seed, span.start - 1) if span.start else None
-        name = self.node.manifest_id, part, parent, hashes_of(seed, span), BLOCK
+        name = self.node.manifest_id, part, hashes_of(seed, span), BLOCK
         sent = int(cut * (len(payload) - 1))
-        link.send(_core.encode_put(link.next_id(), *name) + payload[:sent])
+        link.send(put_frame(link.next_id(), *name, parent=parent) + payload[:sent])
         assert eventually(lambda: link.unread == 0)
         half = HalfPut(link, payload[sent:], part, seed, span, version, intact, [], None)
         self.half_puts.append(half)
-        self.follow(half, sent // (BLOCK + LINE))
+        self.follow(half, sent // (BLOCK + LINE_BYTES))
 
     def follow(self, half: HalfPut, complete: int) -> None:
         """Tell the model of the blocks that have come in full, and of the one that is coming."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.frames import get_frame, put_frame
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.patience import eventually
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of, put_chain
@@ -65,7 +66,7 @@ def requests(manifest_id: int) -> list[bytes]:
     """A valid frame of each kind."""
     one, zero = CHAIN[:HASH_BYTES], b"\0" * HASH_BYTES
     payload = content_of(one, BLOCK)
-    put = _core.encode_put(2, manifest_id, 0, None, one, BLOCK)
+    put = put_frame(2, manifest_id, 0, one, BLOCK)
     crc = struct.pack("<I60x", _core.crc32c(payload))
     return [
         HELLO,
@@ -86,7 +87,7 @@ def requests(manifest_id: int) -> list[bytes]:
         put + payload + crc,
         _core.encode_acquire(2, manifest_id, None, CHAIN),
         _core.encode_release(2, 1),
-        _core.encode_get(2, manifest_id, 0, CHAIN),
+        get_frame(2, manifest_id, 0, CHAIN),
         _core.encode_wait(2, manifest_id, chain_of(2, "x"), 2, 300, True),
         _core.encode_cancel(3, 2),
         _core.encode_delete(2, manifest_id, chain_of(1, "x")),
@@ -193,7 +194,7 @@ def test_half_a_payload_is_invisible_while_its_sender_pauses(
 ) -> None:
     manifest_id = client.register(MANIFEST).manifest_id
     one = CHAIN[:HASH_BYTES]
-    frame = _core.encode_put(2, manifest_id, 0, None, one, BLOCK) + content_of(one, BLOCK)[:2000]
+    frame = put_frame(2, manifest_id, 0, one, BLOCK) + content_of(one, BLOCK)[:2000]
     before = held(server)
     with socket.create_connection(("127.0.0.1", server.port)) as link:
         link.sendall(HELLO + frame)
@@ -211,7 +212,7 @@ def test_a_payload_that_does_not_match_its_digest_is_not_stored(
 ) -> None:
     manifest_id = client.register(MANIFEST).manifest_id
     one = CHAIN[:HASH_BYTES]
-    frame = _core.encode_put(2, manifest_id, 0, None, one, BLOCK)
+    frame = put_frame(2, manifest_id, 0, one, BLOCK)
     _, reply = ask(server, frame + b"\x55" * BLOCK + bytes(64))
     assert isinstance(reply, _core.StatusesReply)
     assert list(reply.statuses) == [BlockStatus.CORRUPT]

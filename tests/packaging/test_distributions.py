@@ -160,6 +160,12 @@ def test_the_wheels_use_the_processor_as_a_build_from_source_does(
     assert run(python, "-c", script, cwd=tmp_path) == here
 
 
+ROUTER_TESTS = (
+    *("control", "foreign_stores", "kubernetes", "node_events", "observability", "prefill_queue"),
+    *("reload", "rendered", "request_path", "serve", "several_nodes", "status_command", "traces"),
+)
+
+
 def test_the_wheels_pass_the_tests_of_the_sdist(dist: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "user", dist, "kvrouter-store", "kvrouter")
     show_this_ones_packages(tmp_path / "user")
@@ -171,7 +177,7 @@ def test_the_wheels_pass_the_tests_of_the_sdist(dist: Path, tmp_path: Path) -> N
         "tests/unit/store/client/test_blocking.py",
         "tests/unit/store/client/test_transport_contract.py",
         "tests/unit/store/node/test_node.py",
-        "tests/integration/router",
+        *(f"tests/integration/router/test_{name}.py" for name in ROUTER_TESTS),
         "tests/unit/router/native",
         "tests/tools/sim",
     ]

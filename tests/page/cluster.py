@@ -10,8 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import Child, Children, free_port
 
 MODEL = "demo-8b"
 BLOCK = 64

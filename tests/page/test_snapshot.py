@@ -25,6 +25,7 @@ class Router:
         self.pool = EnginePool(self.clock)
         self.board = Board(self.clock)
         self.running = 0
+        self.sizes: dict[int, float] = {}
         self.snapshots = Snapshots(
             pool=self.pool,
             metrics=self.metrics,
@@ -35,6 +36,7 @@ class Router:
             problem=lambda engine: None,
             load=lambda: Load(self.running, 10, 0, 0, 5),
             stores=StoreWatches(lambda: ()),
+            store_sizes=lambda: self.sizes,
             policy="prefix",
             clock=self.clock,
             wall=lambda: 1e9 + self.clock.now_s,
@@ -49,6 +51,24 @@ class Router:
 @pytest.fixture
 def router() -> Router:
     return Router()
+
+
+def test_the_fates_of_the_last_minute_tell_what_was_reused_first(router: Router) -> None:
+    router.metrics.of("m").fates.update(first_use=50, evicted_store=40)
+    router.metrics.of("n").fates.update(first_use=1, store=9)
+    router.pass_time(1)
+    found = [(card["fate"], card["tokens"], card["kind"]) for card in told(router)]
+    assert found == [
+        ("store", 9, "reused"),
+        ("first_use", 51, "needed"),
+        ("evicted_store", 40, "lost"),
+    ]
+    router.pass_time(61)
+    assert told(router) == []
+
+
+def told(router: Router) -> list[dict[str, Any]]:
+    return router.snapshots.snapshot().fates
 
 
 def test_tokens_are_told_apart_by_their_source(router: Router) -> None:

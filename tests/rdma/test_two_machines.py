@@ -19,7 +19,7 @@ from tests.fakes.patience import eventually
 from tests.rdma.programs import begin, metric
 from tests.rdma.rig import MIB, Control
 
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.client.blocking import StoreClient
 

@@ -1,13 +1,17 @@
-"""SGLang's cache in processes of its own environment; without the environment, all is skipped."""
+"""SGLang in processes of its own environment; without the environment, all is skipped."""
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.store import StoreProcess
 from tests.sglang.engine import Engines
+from tests.sglang.engines import STUBS, SglangOptions, StartEngine
+from tests.vllm.engines import Engine
 from tests.vllm.install import install_into
+from tests.vllm.models import TINY, model_folder
 
 HOW = "set KVROUTER_SGLANG_PYTHON to the python that tests/sglang/make_env.sh prints"
 
@@ -25,11 +29,38 @@ def sglang_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def site(sglang_python: Path) -> Path | None:
+    """The project in the environment: see `install_into`."""
+    return install_into(sglang_python)
+
+
+@pytest.fixture(scope="session")
+def engine_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where engines write their logs."""
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="session")
+def start_engine(sglang_python: Path, site: Path | None, engine_folder: Path) -> StartEngine:
+    """Starts whole engines by name and options; they belong to who calls."""
+    model = model_folder(TINY, sglang_python)
+
+    def start(name: str, environment: dict[str, str] | None = None, **options: Any) -> Engine:
+        given = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        paths = [STUBS, site, given.pop("PYTHONPATH", None)]
+        given["PYTHONPATH"] = ":".join(str(path) for path in paths if path)
+        chosen = SglangOptions(name, model, environment=given, **options)
+        return Engine.start(sglang_python, chosen, engine_folder, None)
+
+    return start
+
+
+@pytest.fixture(scope="session")
 def pair(
-    sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
+    sglang_python: Path, site: Path | None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engines, Engines]]:
     """Two processes that have imported SGLang."""
-    site, folder = install_into(sglang_python), tmp_path_factory.mktemp("sglang")
+    folder = tmp_path_factory.mktemp("sglang")
     with (
         Engines(sglang_python, site, folder / "one.log") as one,
         Engines(sglang_python, site, folder / "other.log") as other,

@@ -1,27 +1,27 @@
 #!/bin/sh
-# Make (once) an environment with SGLang's own cache classes on a CPU and print the path of its python.
-#   make_env.sh [FOLDER]     default: $KVROUTER_TEST_CACHE, else ~/.cache/kvrouter-tests
-# Keyed by its pins; 2.7 GB. It holds no engine: SGLang's kernels have no build for CPUs in the index. SGLang is installed
-# without its dependencies, of which only those below are imported; torchvision, which has no build for this torch, is
-# replaced by stubs/. A requirement of the tests alone; nothing of kvrouter depends on it.
-# Where pip's index holds no CPU build of torch, set PIP_EXTRA_INDEX_URL to one that does.
+# Make (once) an environment with SGLang beside that of a vLLM engine and print the path of its python.
+#   make_env.sh VLLM_PYTHON     the python that tests/vllm/make_env.sh prints
+# torch, transformers and what else is there are taken from the engine's environment, into which nothing is installed; the
+# pins name what SGLang imports beside them, without dependencies, which would bring kernels and other versions. The index
+# has no kernels of SGLang for CPUs: on_cpu.py changes the few places that call a GPU's. stubs/ stands in for torchvision,
+# which has no build for this torch, and for what else is imported and not used. Keyed by the pins, on_cpu.py and that
+# environment; 300 MB. A requirement of the tests alone; nothing of kvrouter depends on it.
 set -eu
 
 SGLANG="sglang==0.5.23"
-TORCH="torch==2.13.0"
-IMPORTED="transformers==5.19.0 apache-tvm-ffi==0.1.11 xgrammar==0.2.7 numpy psutil requests orjson pyzmq msgspec pybase64
-  pillow fastapi uvicorn packaging tqdm aiohttp einops pydantic setproctitle partial_json_parser interegular ipython dill
-  cloudpickle python-multipart uvloop triton sentencepiece tiktoken compressed-tensors llguidance gguf scipy"
-PYTHON="${PYTHON:-python3.11}"
+IMPORTED="orjson==3.13.0 zstandard==0.25.0 gguf==0.19.0 soundfile==0.14.0 torch_memory_saver==0.0.10"
 
-. "$(dirname "$0")/../make_once.sh"
+python="$1"
+here="$(dirname "$0")"
+engines="$(dirname "$(dirname "$python")")"
+. "$here/../make_once.sh"
 
 make() {
-    "$PYTHON" -m venv "$made" >&2
+    venv_beside "$python"
     # shellcheck disable=SC2086
-    "$made/bin/pip" install --quiet "$TORCH" $IMPORTED >&2
-    "$made/bin/pip" install --quiet --no-deps "$SGLANG" >&2
+    "$made/bin/pip" install --quiet --no-deps $SGLANG $IMPORTED >&2
+    "$made/bin/python" "$here/on_cpu.py" "${SGLANG#*==}" >&2
 }
 
-make_once sglang "$SGLANG $TORCH $IMPORTED $($PYTHON -V)" "${1:-}"
+make_once sglang-env "$SGLANG $IMPORTED $(sha256sum < "$here/on_cpu.py") $engines" "$(dirname "$engines")"
 echo "$made/bin/python"

@@ -51,7 +51,8 @@ def notes(folder: Path) -> dict[tuple[str, str, str], str]:
 
 
 def kept(said: str, found: dict[tuple[str, str, str], str]) -> dict[tuple[str, str, str], str]:
-    """What a table says in those columns of which the notes say nothing."""
+    """What a table says where the notes say nothing: in columns without any, and of groups that ran
+    elsewhere and for which this machine has no processor."""
     noted = {(series, how) for _, series, how in found}
     rows = (line.strip("|").split("|") for line in said.strip().splitlines()[2:])
     return {
@@ -59,6 +60,7 @@ def kept(said: str, found: dict[tuple[str, str, str], str]) -> dict[tuple[str, s
         for groups, _, *cells in rows
         for column, cell in zip(COLUMNS, cells, strict=True)
         if column not in noted
+        or (cell == "yes" and found.get((groups, *column), "").startswith("needs "))
     }
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 READY_DEADLINE_S = 420.0  # a quiet machine needs 30 to 70
@@ -59,6 +59,8 @@ class EngineOptions:
     block_tokens: 0 for what vLLM chooses.
     """
 
+    module: ClassVar[str] = "vllm.entrypoints.openai.api_server"
+
     name: str
     model: Path
     core: str = "0"
@@ -96,9 +98,15 @@ class Engine:
     """A running engine. stop() ends it with all its processes."""
 
     def __init__(
-        self, options: EngineOptions, port: int, process: subprocess.Popen[bytes], log: Path
+        self,
+        options: EngineOptions,
+        port: int,
+        process: subprocess.Popen[bytes],
+        log: Path,
+        begun: int,
     ) -> None:
         self.log = log
+        self._begun = begun
         self.options = options
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://{self.address}"
@@ -119,8 +127,9 @@ class Engine:
         }
         path = folder / f"{options.name}.log"
         with path.open("ab") as log:
+            begun = log.tell()
             process = subprocess.Popen(
-                [python, "-m", "vllm.entrypoints.openai.api_server", *options.arguments(port)],
+                [python, "-m", options.module, *options.arguments(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -128,7 +137,7 @@ class Engine:
                 cwd=folder,
                 start_new_session=True,
             )
-        return cls(options, port, process, path)
+        return cls(options, port, process, path, begun)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> "Engine":
         """Return once /health answers 200. Raises EngineFailed with the log's end otherwise."""
@@ -149,11 +158,15 @@ class Engine:
             self.process.wait(deadline_s)
         except subprocess.TimeoutExpired as error:
             raise EngineFailed(f"{self.options.name} did not refuse:\n{self.tail()}") from error
-        return self.log.read_text(errors="replace")
+        return self.said()
+
+    def said(self) -> str:
+        """What it has logged; earlier engines of its name wrote before it."""
+        return self.log.read_bytes()[self._begun :].decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
         """The end of the engine's log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def get(self, path: str, deadline_s: float = 10.0) -> tuple[int, bytes]:
         """Status and body of a GET."""
@@ -167,21 +180,22 @@ class Engine:
         """Return once the log holds the text so often. Raises EngineFailed otherwise."""
         until = time.monotonic() + deadline_s
         while time.monotonic() < until:
-            if self.log.read_text(errors="replace").count(text) >= times:
+            if self.said().count(text) >= times:
                 return
             time.sleep(0.1)
         raise EngineFailed(f"{self.options.name} did not log {text!r}:\n{self.tail()}")
 
     def wait_store_back(self, deadline_s: float = 30.0) -> None:
         """Return once all parts of the engine that have lost the store have found it again."""
-        until, away = time.monotonic() + deadline_s, 0
+        until, text = time.monotonic() + deadline_s, ""
         while time.monotonic() < until:
-            log = self.log.read_text(errors="replace")
-            away = log.count("the store is away")
-            if 0 < away == log.count("the store is back"):
+            text = self.said()
+            lost = text.count("the store is away, going on without it")
+            if lost and lost == text.count("the store is back"):
                 return
             time.sleep(0.1)
-        raise EngineFailed(f"{self.options.name} lost the store {away} times:\n{self.tail()}")
+        told = "\n".join(line for line in text.splitlines() if "the store is " in line)
+        raise EngineFailed(f"{self.options.name} lost the store for good:\n{told}")
 
     def complete(self, deadline_s: float = 120.0, **body: Any) -> dict[str, Any]:
         """A completion's answer. Raises EngineFailed on another status than 200."""
@@ -234,11 +248,18 @@ class Engine:
 
 
 def ask(  # noqa: PLR0917
-    address: str, method: str, path: str, body: Any, deadline_s: float, key: str = ""
+    address: str,
+    method: str,
+    path: str,
+    body: Any,
+    deadline_s: float,
+    key: str = "",
+    request_id: str = "",
 ) -> tuple[int, bytes]:
     """One HTTP exchange on its own connection."""
     connection = http.client.HTTPConnection(address, timeout=deadline_s)
     shown = {"Authorization": f"Bearer {key}"} if key else {}
+    shown |= {"X-Request-Id": request_id} if request_id else {}
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, path, payload, {"Content-Type": "application/json", **shown})

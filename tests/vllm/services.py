@@ -19,10 +19,11 @@ READY_DEADLINE_S = 60.0
 class Service:
     """A process that listens. stop() ends it; kill() ends it as a crash would."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, begun: int) -> None:
         self.name = name
         self.process = process
         self.log = log
+        self._begun = begun
         self.address = ""
         self.url = ""
         self.http = ""
@@ -32,13 +33,14 @@ class Service:
         """Start without waiting; the log is FOLDER/NAME.log."""
         log = folder / f"{name}.log"
         with log.open("ab") as out:
+            begun = out.tell()
             process = subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        return cls(name, process, log)
+        return cls(name, process, log, begun)
 
     def wait_port(self, port: int, deadline_s: float = READY_DEADLINE_S) -> "Service":
         """Return once the port accepts connections. Raises EngineFailed otherwise."""
@@ -71,7 +73,7 @@ class Service:
         """Return once the log holds the text. Raises EngineFailed otherwise."""
         until = time.monotonic() + deadline_s
         while time.monotonic() < until and self.process.poll() is None:
-            if text in self.log.read_text(errors="replace"):
+            if text in self.said():
                 return self
             time.sleep(0.05)
         raise EngineFailed(f"{self.name} did not log {text!r}:\n{self.tail()}")
@@ -95,9 +97,13 @@ class Service:
                 return link
         raise EngineFailed(f"{self.name} holds no memory file")
 
+    def said(self) -> str:
+        """What it has logged; earlier processes of its name wrote before it."""
+        return self.log.read_bytes()[self._begun :].decode(errors="replace")
+
     def tail(self, lines: int = 40) -> str:
         """The end of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def kill(self) -> None:
         """SIGKILL, as a crash would end it."""

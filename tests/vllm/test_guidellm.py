@@ -11,7 +11,7 @@ from tests.vllm.engines import OFFLINE
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service
 
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 REQUESTS, OUTPUT_TOKENS = 24, 20

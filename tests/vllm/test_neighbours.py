@@ -34,21 +34,24 @@ class Hosts:
     decode: Engine
 
 
-@pytest.fixture(scope="module")
-def hosts(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterator[Hosts]:
-    model = model_folder(TINY, vllm_python)
+@pytest.fixture(scope="module", params=["auto", "tcp"])
+def hosts(
+    request: pytest.FixtureRequest, vllm_python: Path, site: Path | None, engine_folder: Path
+) -> Iterator[Hosts]:
+    """The decode engine loads from its node's memory (auto), or by way of vLLM's (tcp)."""
+    transport, model = request.param, model_folder(TINY, vllm_python)
     stores = [start_store(engine_folder, name=name) for name in ("far", "near")]
 
     def engine(name: str, core: str, store: Service, **more: Any) -> Engine:
         transfer = transfer_config(store.url, name=name, deadline_s=DEADLINE_S, **more)
-        options = EngineOptions(f"neighbours-{name}", model, core, transfer)
+        options = EngineOptions(f"neighbours-{transport}-{name}", model, core, transfer)
         return Engine.start(vllm_python, options, engine_folder, site)
 
     try:
         far, near = stores
         engines = prefill, decode = (
             engine("prefill", "0", far),
-            engine("decode", "1", near, neighbours=far.address, transport="tcp"),
+            engine("decode", "1", near, neighbours=far.address, transport=transport),
         )
         with running(engines):
             yield Hosts(far, near, prefill, decode)

@@ -1,4 +1,4 @@
-"""Real vLLM with NixlConnector behind the router: the same tokens, fetched once, freed when not.
+"""Real vLLM with NixlConnector or NixlPushConnector behind the router: the same tokens, once.
 
 A smoke test of a few hundred tokens: NIXL keeps a core busy where there are no devices.
 """
@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Cluster:
     router: Service
     prefill: Engine
     decode: Engine
+    pushes: bool
 
 
 def nixl_environment() -> dict[str, str]:
@@ -42,18 +44,20 @@ def nixl_environment() -> dict[str, str]:
     return {"PYTHONPATH": site, **loopback_environment()}
 
 
-@pytest.fixture(scope="module")
-def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=["NixlConnector", "NixlPushConnector"])
+def cluster(
+    request: pytest.FixtureRequest, vllm_python: Path, engine_folder: Path
+) -> Iterator[Cluster]:
     model = model_folder(TINY, vllm_python)
 
     def engine(name: str, role: str, core: str) -> Engine:
-        transfer = {**TRANSFER, "kv_role": role}
+        transfer = {**TRANSFER, "kv_connector": request.param, "kv_role": role}
         options = EngineOptions(name, model, core, transfer, environment=nixl_environment())
         return Engine.start(vllm_python, options, engine_folder, None)
 
     engines = [
-        engine("nixl-prefill", "kv_producer", "0"),
-        engine("nixl-decode", "kv_consumer", "1"),
+        engine(f"{request.param}-prefill", "kv_producer", "0"),
+        engine(f"{request.param}-decode", "kv_consumer", "1"),
     ]
     with running(engines):
         prefill, decode = engines
@@ -62,20 +66,23 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
             for each, role in ((prefill, "prefill"), (decode, "decode")):
                 router.wait_log(f"engine {each.address} joins as {role}")
             until_met(router)
-            yield Cluster(router, prefill, decode)
+            yield Cluster(router, prefill, decode, request.param == "NixlPushConnector")
         finally:
             router.stop()
 
 
-def token_ids(address: str, body: dict[str, Any]) -> list[int]:
-    status, raw = ask(address, "POST", "/v1/completions", {"model": "tiny", **body}, 200.0)
+def token_ids(address: str, body: dict[str, Any], request_id: str = "") -> list[int]:
+    body = {"model": "tiny", **body}
+    status, raw = ask(address, "POST", "/v1/completions", body, 200.0, request_id=request_id)
     assert status == 200, raw
     found: list[int] = json.loads(raw)["choices"][0]["token_ids"]
     return found
 
 
 def test_the_router_finds_out_that_it_is_nixl(cluster: Cluster) -> None:
-    assert cluster.router.log.read_text().count("is vLLM with NixlConnector") == 2
+    log = cluster.router.log.read_text()
+    for engine in (cluster.prefill, cluster.decode):
+        assert f"engine {engine.address} is vLLM with NixlConnector" in log
 
 
 def test_tokens_are_those_of_one_engine_alone(cluster: Cluster) -> None:
@@ -91,12 +98,26 @@ def test_tokens_are_those_of_one_engine_alone(cluster: Cluster) -> None:
     assert after["external_kv_transfer"] - before["external_kv_transfer"] >= sum(lengths) - 3
 
 
+def test_hand_overs_of_requests_with_the_same_id_are_not_mixed_up(cluster: Cluster) -> None:
+    """NixlPushConnector matches the legs by their ids, which clients choose."""
+    sampling = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    bodies = [{"prompt": token_prompt(random.Random(at), 90), **sampling} for at in range(4)]
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        told = clients.map(lambda body: token_ids(cluster.router.address, body, "mine"), bodies)
+        handed = list(told)
+    for body, found in zip(bodies, handed, strict=True):
+        assert found == token_ids(cluster.prefill.address, {**body, "cache_salt": "alone"})
+
+
 def test_a_release_frees_what_the_prefill_engine_keeps(cluster: Cluster) -> None:
     prompt = {"model": "tiny", "prompt": token_prompt(random.Random(9), 120), "max_tokens": 1}
     asked = {**prompt, "ignore_eos": True, "kv_transfer_params": json.loads(PREFILL)}
     _, raw = ask(cluster.prefill.address, "POST", "/v1/completions", asked, 100.0)
     handoff = Nixl().read_prefill_answer(raw)
     assert handoff.transfer_params is not None
+    if cluster.pushes:
+        assert Nixl().release_body("tiny", handoff.transfer_params) is None
+        return
     wait_usage(cluster.prefill, held=True)
     release = json.loads(Nixl().release_body("tiny", handoff.transfer_params) or b"")
     status, _ = ask(cluster.decode.address, "POST", "/v1/completions", release, 100.0)

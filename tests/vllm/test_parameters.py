@@ -17,6 +17,7 @@ NOT_OF_ITS_CLASSES = {
     *("bootstrap_pair_key", "disagg_prefill_dp_rank"),
     *("best_of", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # older vLLM
     *("guided_decoding_backend", "guided_whitespace_pattern"),
+    *("kv_hint", "kv_hints"),  # Dynamo's, and a member of vLLM's Python API alone (0.32, 0.33)
 }
 
 

@@ -2,10 +2,13 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "router/json_scan.h"
+#include "router/miss_ratio_curve.h"
 #include "router/prefix_table.h"
+#include "router/seen_blocks.h"
 #include "router/token_ids.h"
 
 namespace nb = nanobind;
@@ -68,7 +71,7 @@ size_t shared_bytes(nb::bytes one, nb::bytes other) {
 }
 
 unsigned checked_holder(unsigned holder) {
-  if (holder >= kv::kMaxHolders) throw nb::value_error("holders are numbered 0 to 126");
+  if (holder >= kv::kMaxHolders) throw nb::value_error("holders are numbered 0 to 2047");
   return holder;
 }
 
@@ -78,18 +81,32 @@ size_t items(nb::bytes data, size_t size) {
   return data.size() / size;
 }
 
-const uint8_t* hashes_of(nb::bytes hashes) { return static_cast<const uint8_t*>(hashes.data()); }
-
 std::vector<uint64_t> ids_of(nb::bytes ids) {
   std::vector<uint64_t> out(items(ids, sizeof(uint64_t)));
   std::memcpy(out.data(), ids.data(), ids.size());
   return out;
 }
 
-nb::list match(kv::PrefixTable& table, nb::bytes hashes) {
-  nb::list found;
-  for (const kv::HolderRun& run : table.match(hashes_of(hashes), items(hashes, kv::kHashBytes32))) {
-    found.append(nb::make_tuple(run.holder, run.blocks));
+// The last 8 bytes of each hash, big-endian.
+std::vector<uint64_t> ids_of_hashes(nb::bytes hashes) {
+  const auto* data = static_cast<const uint64_t*>(hashes.data());
+  std::vector<uint64_t> out(items(hashes, 4 * sizeof(uint64_t)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    std::memcpy(&out[i], data + 4 * i + 3, sizeof(uint64_t));
+    if constexpr (std::endian::native == std::endian::little) out[i] = __builtin_bswap64(out[i]);
+  }
+  return out;
+}
+
+template <auto Change, auto Ids>
+void change(kv::PrefixTable& table, unsigned holder, nb::bytes blocks) {
+  (table.*Change)(checked_holder(holder), Ids(blocks));
+}
+
+nb::dict match(kv::PrefixTable& table, nb::bytes hashes, nb::list names) {
+  nb::dict found;
+  for (const kv::HolderRun& run : table.match(ids_of_hashes(hashes))) {
+    found[names[run.holder]] = run.blocks;
   }
   return found;
 }
@@ -101,28 +118,11 @@ void bind_prefix_table(nb::module_& m) {
       .def("__len__", &PrefixTable::size)
       .def_prop_ro("evicted", &PrefixTable::evicted)
       .def_prop_ro("memory_bytes", &PrefixTable::memory_bytes)
-      .def(
-          "store",
-          [](PrefixTable& table, unsigned holder, nb::bytes ids) {
-            const std::vector<uint64_t> list = ids_of(ids);
-            table.store(checked_holder(holder), list.data(), list.size());
-          },
-          nb::arg("holder"), nb::arg("ids"))
-      .def(
-          "store_hashes",
-          [](PrefixTable& table, unsigned holder, nb::bytes hashes) {
-            const size_t count = items(hashes, kv::kHashBytes32);
-            table.store_hashes(checked_holder(holder), hashes_of(hashes), count);
-          },
-          nb::arg("holder"), nb::arg("hashes"))
-      .def(
-          "remove",
-          [](PrefixTable& table, unsigned holder, nb::bytes ids) {
-            const std::vector<uint64_t> list = ids_of(ids);
-            table.remove(checked_holder(holder), list.data(), list.size());
-          },
-          nb::arg("holder"), nb::arg("ids"))
-      .def("match", &match, nb::arg("hashes"))
+      .def("store", &change<&PrefixTable::store, ids_of>, nb::arg("holder"), nb::arg("ids"))
+      .def("store_hashes", &change<&PrefixTable::store, ids_of_hashes>, nb::arg("holder"),
+           nb::arg("hashes"))
+      .def("remove", &change<&PrefixTable::remove, ids_of>, nb::arg("holder"), nb::arg("ids"))
+      .def("match", &match, nb::arg("hashes"), nb::arg("names"))
       .def(
           "retire",
           [](PrefixTable& table, unsigned holder) { table.retire(checked_holder(holder)); },
@@ -139,6 +139,38 @@ void bind_prefix_table(nb::module_& m) {
       .def("sweep", &PrefixTable::sweep, nb::arg("max_slots"));
 }
 
+void see(kv::MissRatioCurve& curve, nb::bytes hashes, uint64_t model, uint64_t block_tokens,
+         uint64_t block_bytes, double tokens, double now_s) {
+  if (block_tokens == 0 || block_bytes == 0) throw nb::value_error("blocks are not empty");
+  const auto* data = static_cast<const uint8_t*>(hashes.data());
+  curve.see({data, items(hashes, 32), model, block_tokens, block_bytes, tokens}, now_s);
+}
+
+void bind_miss_ratio_curve(nb::module_& m) {
+  using kv::MissRatioCurve;
+  nb::class_<MissRatioCurve>(m, "MissRatioCurve")
+      .def(nb::init<size_t, double>(), nb::arg("most"), nb::arg("day_s"))
+      .def("see", &see, nb::arg("hashes"), nb::arg("model"), nb::arg("block_tokens"),
+           nb::arg("block_bytes"), nb::arg("tokens"), nb::arg("now_s"))
+      .def("found", &MissRatioCurve::found, nb::arg("store_bytes"))
+      .def_prop_ro("bytes", &MissRatioCurve::bytes);
+}
+
+void bind_seen_blocks(nb::module_& m) {
+  using kv::SeenBlocks;
+  nb::class_<SeenBlocks>(m, "SeenBlocks")
+      .def(nb::init<size_t>(), nb::arg("max_bytes"))
+      .def("__len__", &SeenBlocks::blocks)
+      .def_prop_ro("memory_bytes", &SeenBlocks::bytes)
+      .def_prop_ro("horizon_blocks", &SeenBlocks::horizon)
+      .def(
+          "see",
+          [](SeenBlocks& seen, nb::bytes hashes, uint64_t seed) {
+            return seen.see(ids_of_hashes(hashes), seed);
+          },
+          nb::arg("hashes"), nb::arg("seed"));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -149,6 +181,8 @@ NB_MODULE(_native, m) {
   m.def("find_token_ids", &find_token_ids, nb::arg("body"), nb::arg("key"));
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
+  bind_miss_ratio_curve(m);
+  bind_seen_blocks(m);
   kv::python::bind_http(m);
   kv::python::bind_bounds(m);
 }

@@ -3,12 +3,9 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <string>
-
 #include "bindings/store/module.h"
 #include "digest/chain_hash.h"
 #include "digest/crc32c.h"
-#include "digest/sha256.h"
 
 namespace kv::python {
 namespace {
@@ -28,28 +25,33 @@ const uint8_t* hash_argument(const nb::bytes& hash, const char* name) {
   return reinterpret_cast<const uint8_t*>(hash.c_str());
 }
 
-TokenType token_type(const Buffer& buffer) {
+template <class Token> std::span<const Token> items_of(const Buffer& buffer) {
+  return {reinterpret_cast<const Token*>(buffer.data()), buffer.size() / sizeof(Token)};
+}
+
+Tokens tokens_of_buffer(const Buffer& buffer) {
   const char* format = buffer.format();
   if (*format == '@' || *format == '=' || *format == '<') ++format;
   const bool is_signed = std::strchr("ilq", *format) != nullptr;
   const bool is_unsigned = std::strchr("ILQ", *format) != nullptr;
   if (*format != '\0' && format[1] == '\0') {
-    if (buffer.item_bytes() == 4 && is_signed) return TokenType::kInt32;
-    if (buffer.item_bytes() == 4 && is_unsigned) return TokenType::kUint32;
-    if (buffer.item_bytes() == 8 && is_signed) return TokenType::kInt64;
+    if (buffer.item_bytes() == 4 && is_signed) return items_of<int32_t>(buffer);
+    if (buffer.item_bytes() == 4 && is_unsigned) return items_of<uint32_t>(buffer);
+    if (buffer.item_bytes() == 8 && is_signed) return items_of<int64_t>(buffer);
   }
   throw nb::value_error("tokens must be uint32, int32 or int64");
 }
 
 nb::bytes hash_tokens(const Tokens& tokens, size_t block_tokens, const ChainStart& start) {
-  const size_t blocks = tokens.count / block_tokens;
+  const size_t count = std::visit([](auto ids) { return ids.size(); }, tokens);
+  const size_t blocks = count / block_tokens;
   PyObject* raw = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(blocks * kHashBytes));
   if (raw == nullptr) throw nb::python_error();
   auto result = nb::steal<nb::bytes>(raw);
   auto* out = reinterpret_cast<uint8_t*>(PyBytes_AsString(raw));
   bool in_range;
   {
-    const ReleaseGil released(tokens.count * sizeof(uint32_t) > kKeepGilBytes);
+    const ReleaseGil released(count * sizeof(uint32_t) > kKeepGilBytes);
     in_range = chain_hashes(tokens, block_tokens, start, out);
   }
   if (!in_range) throw nb::value_error("a token id is not in 0..2**32-1");
@@ -82,12 +84,10 @@ nb::bytes chain_hashes_of(nb::handle tokens, size_t block_tokens, const nb::byte
   if (cache_salt) start.cache_salt = *cache_salt;
   if (!PyObject_CheckBuffer(tokens.ptr())) {
     const std::vector<int64_t> values = tokens_of_sequence(tokens);
-    return hash_tokens({values.data(), values.size(), TokenType::kInt64}, block_tokens, start);
+    return hash_tokens(values, block_tokens, start);
   }
   const Buffer buffer(tokens);
-  const TokenType type = token_type(buffer);
-  return hash_tokens({buffer.data(), buffer.size() / buffer.item_bytes(), type}, block_tokens,
-                     start);
+  return hash_tokens(tokens_of_buffer(buffer), block_tokens, start);
 }
 
 nb::list low64_of(nb::handle hashes) {
@@ -97,16 +97,6 @@ nb::list low64_of(nb::handle hashes) {
   nb::list ids;
   for (size_t at = 0; at < buffer.size(); at += kHashBytes) ids.append(low64(buffer.data() + at));
   return ids;
-}
-
-nb::bytes sha256_of(nb::handle data) {
-  const Buffer buffer(data);
-  uint8_t out[kSha256Bytes];
-  {
-    const ReleaseGil released(buffer.size() > kKeepGilBytes);
-    sha256(buffer.data(), buffer.size(), out);
-  }
-  return to_bytes(out, sizeof out);
 }
 
 uint32_t crc32c_of(nb::handle data, uint32_t init) {
@@ -130,8 +120,6 @@ void bind_hashing(nb::module_& module) {
   module.def("chain_hashes", chain_hashes_of, "tokens"_a, "block_tokens"_a, nb::kw_only(), "root"_a,
              "parent"_a = nb::none(), "lora"_a = nb::none(), "cache_salt"_a = nb::none());
   module.def("low64", low64_of, "hashes"_a);
-  module.def("sha256", sha256_of, "data"_a);
-  module.def("sha256_backend", sha256_backend);
   module.def("crc32c", crc32c_of, "data"_a, "init"_a = 0);
   module.def("copy_crc32c", copy_crc32c_of, "dst"_a, "src"_a);
   module.def("crc32c_backend", [] { return crc32c_backends().front().name; });

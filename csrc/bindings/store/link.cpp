@@ -1,11 +1,13 @@
-// Binding of a blocking client's connection: whole exchanges, plain or under TLS.
+// Bindings of TLS contexts, and of a blocking client's connection: whole exchanges, plain or under
+// TLS.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include "base/tcp_options.h"
-#include "bindings/store/io.h"
 #include "bindings/store/memory.h"
 #include "client/exchange.h"
 #include "wire/codec.h"
@@ -14,6 +16,50 @@ namespace kv::python {
 namespace {
 
 using namespace wire;
+
+// Becomes kvrouter_store._core.TlsError, a ConnectionError.
+struct TlsFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Becomes kvrouter_store._core.ProtocolError, a ConnectionError: the reply is not that of a server.
+struct ProtocolFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Raises unless kDone; `error`: the errno of a kFailed, `why`: the reason of a kBadReply.
+void check_io(IoResult result, int error, const TlsStream* tls, const char* why) {
+  if (result == IoResult::kDone) return;
+  if (result == IoResult::kInterrupted) throw nb::python_error();  // of the signal handler
+  if (result == IoResult::kBadReply) throw ProtocolFailure(why);
+  if (result == IoResult::kFailed && tls != nullptr && !tls->why().empty())
+    throw TlsFailure(tls->why());
+  if (result == IoResult::kFailed) throw_errno(error);
+  const bool timeout = result == IoResult::kTimeout;
+  PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
+                  timeout ? "the store did not answer in time" : "the store closed the connection");
+  throw nb::python_error();
+}
+
+using Context = std::shared_ptr<TlsContext>;
+
+Context checked(Context made, const std::string& error) {
+  if (made == nullptr) throw nb::value_error(error.c_str());
+  return made;
+}
+
+Context server_context(std::string cert_file, std::string key_file, std::string ca_file) {
+  std::string error;
+  TlsFiles files{std::move(cert_file), std::move(key_file), std::move(ca_file)};
+  return checked(TlsContext::server(files, error), error);
+}
+
+Context client_context(std::string cert_file, std::string key_file, std::string ca_file,
+                       bool check_host) {
+  std::string error;
+  TlsFiles files{std::move(cert_file), std::move(key_file), std::move(ca_file)};
+  return checked(TlsContext::client(files, check_host, error), error);
+}
 
 // Runs Python's signal handlers, as Python's own waits do.
 bool handler_raised() {
@@ -24,11 +70,10 @@ bool handler_raised() {
 // A connection over a socket that Python owns.
 class Link {
  public:
-  explicit Link(int fd) : wire_(fd) { wire_.interrupted = handler_raised; }
-  Link(int fd, const std::shared_ptr<TlsContext>& context, const std::string& host)
-      : stream_(std::make_unique<TlsStream>(context, fd, host)), wire_(fd, *stream_) {
-    wire_.interrupted = handler_raised;
-  }
+  // Without `context`: plain.
+  Link(int fd, const Context& context, const std::string& host)
+      : stream_(context == nullptr ? nullptr : std::make_unique<TlsStream>(context, fd, host)),
+        wire_{fd, stream_.get(), handler_raised} {}
   Wire& wire() { return wire_; }
   // A new request id.
   uint64_t next_id() { return ++last_id_; }
@@ -111,7 +156,7 @@ nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes&
   check_indices(to.segments, indices);
   const std::string frame = encode_frame(Op::kGet, Status::kOk, link.next_id(), body);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
-  BlockLanding landing(to.segments, indices, verify);
+  BlockTransfer landing(to.segments, indices, verify);
   perform(link, &exchange,
           [&] { return exchange.get(landing, indices.size(), to.segments.block_bytes); });
   if (!exchange.ok()) return reply_of(exchange);
@@ -128,12 +173,17 @@ nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes&
 
 void bind_link(nb::module_& m) {
   using namespace nb::literals;
+  nb::exception<TlsFailure>(m, "TlsError", PyExc_ConnectionError);
+  nb::class_<TlsContext>(m, "TlsContext")
+      .def_static("server", server_context, nb::kw_only(), "cert_file"_a, "key_file"_a,
+                  "ca_file"_a = "")
+      .def_static("client", client_context, nb::kw_only(), "cert_file"_a = "", "key_file"_a = "",
+                  "ca_file"_a = "", "check_host"_a = true);
   m.def("tune_tcp", tune_tcp, "fd"_a);
   nb::exception<ProtocolFailure>(m, "ProtocolError", PyExc_ConnectionError);
   nb::class_<Link>(m, "Link")
-      .def(nb::init<int>(), "fd"_a)
-      .def(nb::init<int, const std::shared_ptr<TlsContext>&, const std::string&>(), "fd"_a,
-           "context"_a, "host"_a)
+      .def(nb::init<int, const Context&, const std::string&>(), "fd"_a,
+           "context"_a.none() = nb::none(), "host"_a = "")
       .def("handshake", handshake, "deadline"_a)
       .def("ask", ask, "frame"_a, "deadline"_a)
       .def("next_id", &Link::next_id)

@@ -52,8 +52,9 @@ std::optional<Places> at(const DirectoryReader& directory, const BlockNames& nam
   const HashSpan span = hashes_of(hashes);
   if (part >= names.part_ids.size()) throw nb::index_error("no such part");
   if (offsets.size() != span.count) throw nb::value_error("one offset per block is needed");
-  auto places = reader->at(names, part, span, offsets);
-  if (places.size() != span.count) return std::nullopt;
+  auto places = reader->find_all(names, part, span);
+  // Others may have been put in their place.
+  if (!std::ranges::equal(places, offsets, {}, &DirectoryView::Place::offset)) return std::nullopt;
   return Places{std::move(reader), std::move(places)};
 }
 
@@ -97,7 +98,7 @@ std::pair<nb::bytes, PutRing::State> put(LocalWriter& writer, const PoolView& po
 
 }  // namespace
 
-void bind_local_writes(nb::module_& m) {
+void bind_local(nb::module_& m) {
   using namespace nb::literals;
   nb::enum_<PutRing::State>(m, "PostState", nb::is_arithmetic())
       .value("QUIET", PutRing::State::kQuiet)
@@ -110,10 +111,6 @@ void bind_local_writes(nb::module_& m) {
       .def("most", &LocalWriter::most, "block_bytes"_a)
       .def("put", put, "pool"_a, "names"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
            "hashes"_a, "segments"_a, "indices"_a, "digest"_a);
-}
-
-void bind_local_reads(nb::module_& m) {
-  using namespace nb::literals;
   nb::class_<BlockNames>(m, "BlockNames")
       .def(
           "__init__",

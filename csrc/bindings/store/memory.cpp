@@ -4,8 +4,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <cmath>
-
 #include "base/memory_map.h"
 
 namespace kv::python {
@@ -132,10 +130,8 @@ nb::list pieces(const OwnedSegments& self, const Indices& indices) {
 
 Crcs digests(const OwnedSegments& self, const Indices& indices) {
   check_indices(self.segments, indices);
-  Crcs crcs;
   const ReleaseGil released(true);
-  digest(self.segments, indices, crcs);
-  return crcs;
+  return digest(self.segments, indices);
 }
 
 }  // namespace
@@ -161,11 +157,8 @@ void bind_memory(nb::module_& m) {
            "page_bytes"_a = 0)
       .def("close", &PoolView::close)
       .def("slice", slice, "offset"_a, "size"_a)
-      .def_prop_ro("closed", &PoolView::closed)
-      .def_prop_ro("size", &PoolView::size)
-      .def_prop_ro("writable", &PoolView::writable);
-  nb::class_<PoolSlice>(m, "PoolSlice", nb::type_slots(kSliceSlots))
-      .def("__len__", [](const PoolSlice& s) { return s.size; });
+      .def_prop_ro("size", [](const PoolView& view) { return view.share()->size(); });
+  nb::class_<PoolSlice>(m, "PoolSlice", nb::type_slots(kSliceSlots));
   m.def("current_numa_node", []() -> std::optional<int> {
     const int node = current_numa_node();
     return node < 0 ? std::optional<int>() : std::optional<int>(node);

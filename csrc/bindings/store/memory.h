@@ -1,8 +1,6 @@
 // The memory between which bindings copy: the caller's, and a mapped pool.
 #pragma once
 
-#include <cerrno>
-
 #include "bindings/store/module.h"
 #include "memory/pool_mapping.h"
 #include "memory/segments.h"
@@ -10,12 +8,6 @@
 namespace kv::python {
 
 using Indices = std::vector<size_t>;
-
-[[noreturn]] inline void throw_errno(int error) {
-  errno = error;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw nb::python_error();
-}
 
 // Segments, with the buffer if they were made over one.
 struct OwnedSegments {
@@ -27,8 +19,7 @@ struct OwnedSegments {
 class PoolView {
  public:
   PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault,
-           size_t page_bytes)
-      : size_(size), writable_(writable) {
+           size_t page_bytes) {
     int error = 0;
     {
       const ReleaseGil released(prefault);
@@ -38,9 +29,6 @@ class PoolView {
     if (!mapping_) throw_errno(error);
   }
   void close() { mapping_.reset(); }
-  bool closed() const { return mapping_ == nullptr; }
-  size_t size() const { return size_; }
-  bool writable() const { return writable_; }
   std::shared_ptr<PoolMapping> share() const {
     if (!mapping_) throw nb::value_error("the pool view is closed");
     return mapping_;
@@ -48,8 +36,6 @@ class PoolView {
 
  private:
   std::shared_ptr<PoolMapping> mapping_;
-  size_t size_;
-  bool writable_;
 };
 
 inline void check_indices(const Segments& segments, const Indices& indices) {

@@ -18,11 +18,9 @@ NB_MODULE(_core, module) {
   kv::python::bind_hashing(module);
   kv::python::bind_wire(module);
   kv::python::bind_replies(module);
-  kv::python::bind_tls(module);
   kv::python::bind_link(module);
   kv::python::bind_memory(module);
-  kv::python::bind_local_writes(module);
-  kv::python::bind_local_reads(module);
+  kv::python::bind_local(module);
   kv::python::bind_server(module);
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(kv::python::excuse_daemon_threads));

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <optional>
 
@@ -57,6 +58,13 @@ class ReleaseGil {
   PyThreadState* const state_;
 };
 
+// Raises OSError, of this file if one is given.
+[[noreturn]] inline void throw_errno(int error, const char* path = nullptr) {
+  errno = error;
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, path);
+  throw nb::python_error();
+}
+
 inline nb::bytes to_bytes(const void* data, size_t size) {
   return nb::bytes(static_cast<const char*>(data), size);
 }
@@ -85,11 +93,9 @@ nb::object to_reply(const wire::Header& header, const uint8_t* body);
 void bind_hashing(nb::module_& module);
 void bind_wire(nb::module_& module);
 void bind_replies(nb::module_& module);
-void bind_tls(nb::module_& module);
 void bind_link(nb::module_& module);
 void bind_memory(nb::module_& module);
-void bind_local_reads(nb::module_& module);
-void bind_local_writes(nb::module_& module);
+void bind_local(nb::module_& module);
 void bind_server(nb::module_& module);
 
 }  // namespace kv::python

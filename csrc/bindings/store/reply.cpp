@@ -164,8 +164,8 @@ Header decode_header(nb::handle data, size_t offset) {
   if (offset > buffer.size() || buffer.size() - offset < kHeaderBytes)
     throw nb::value_error("the header is not complete");
   Header header;
-  const HeaderError error = read_header(buffer.data() + offset, header);
-  if (error != HeaderError::kNone) throw nb::value_error(describe(error));
+  const char* error = read_header(buffer.data() + offset, header);
+  if (error != nullptr) throw nb::value_error(error);
   return header;
 }
 

@@ -105,12 +105,8 @@ void start(Server& server) {
     const nb::gil_scoped_release released;
     error = server.start();
   }
-  if (error == 0) return;
-  errno = error;
   const std::string& path = server.failed_path();
-  if (path.empty()) PyErr_SetFromErrno(PyExc_OSError);
-  else PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-  throw nb::python_error();
+  if (error != 0) throw_errno(error, path.empty() ? nullptr : path.c_str());
 }
 
 std::tuple<std::string, uint64_t, uint64_t> flush_disk(Server& server, double timeout_s) {
@@ -126,9 +122,7 @@ Notices take_notices(Server& server) {
 }
 
 size_t follow_tokens(Server& server, const TenantTokens& tokens) {
-  std::vector<TenantOptions> tenants;
-  for (const auto& [name, token] : tokens) tenants.push_back({name, token});
-  const std::optional<size_t> ended = server.follow_tokens(tenants);
+  const std::optional<size_t> ended = server.follow_tokens(tenants_with(tokens, {}, 0));
   if (!ended) throw nb::value_error("a node that runs takes other tokens of the same tenants only");
   return *ended;
 }
@@ -213,10 +207,7 @@ std::tuple<std::vector<BlockChange>, bool, bool> take_feed(Server& server, int f
 }
 
 nb::object document(Server& server, std::string_view tenant, const nb::bytes& digest) {
-  Hash hash;
-  if (digest.size() != sizeof hash.bytes) throw nb::value_error("a digest has 32 bytes");
-  std::memcpy(hash.bytes, digest.c_str(), sizeof hash.bytes);
-  const std::optional<std::string> found = server.document(tenant, hash);
+  const std::optional<std::string> found = server.document(tenant, hash_of(digest));
   return found ? nb::object(to_bytes(found->data(), found->size())) : nb::none();
 }
 

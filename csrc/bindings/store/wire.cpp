@@ -14,8 +14,8 @@ namespace {
 using namespace wire;
 using U32s = std::vector<uint32_t>;
 
-template <class Body> nb::bytes frame(Op op, uint64_t id, Body body, uint64_t payload_bytes = 0) {
-  const std::string bytes = encode_frame(op, Status::kOk, id, body, payload_bytes);
+template <class Body> nb::bytes frame(Op op, uint64_t id, Body body) {
+  const std::string bytes = encode_frame(op, Status::kOk, id, body);
   if (bytes.empty()) throw nb::value_error("a field is longer than the protocol allows");
   return to_bytes(bytes.data(), bytes.size());
 }
@@ -78,13 +78,6 @@ nb::bytes attach(uint64_t id, const nb::bytes& card, uint32_t rail) {
   return frame(Op::kAttach, id, AttachRequest{rail, std::string_view(card.c_str(), card.size())});
 }
 
-nb::bytes put(uint64_t id, uint32_t manifest_id, uint16_t part,
-              const std::optional<nb::bytes>& parent, nb::handle hashes, uint64_t block_bytes) {
-  const Hashes given(hashes);
-  return frame(Op::kPut, id, WriteRequest{manifest_id, part, hash_of(parent), given.span},
-               put_payload_bytes(block_bytes, given.span.count));
-}
-
 nb::bytes commit(uint64_t id, uint32_t manifest_id, uint16_t part, nb::handle hashes,
                  U32s generations, U32s crcs) {
   const Hashes given(hashes);
@@ -106,10 +99,6 @@ nb::bytes acquire(uint64_t id, uint32_t manifest_id, std::optional<uint16_t> par
                   nb::handle hashes) {
   return frame(Op::kAcquire, id,
                ReadRequest{manifest_id, part.value_or(kAllParts), Hashes(hashes).span});
-}
-
-nb::bytes get(uint64_t id, uint32_t manifest_id, uint16_t part, nb::handle hashes) {
-  return frame(Op::kGet, id, ReadRequest{manifest_id, part, Hashes(hashes).span});
 }
 
 nb::bytes wait(uint64_t id, uint32_t manifest_id, nb::handle hashes, uint32_t upto,
@@ -170,7 +159,6 @@ void bind_wire(nb::module_& m) {
   using namespace nb::literals;
   bind_constants(m);
   bind_enums(m);
-  m.def("put_payload_bytes", wire::put_payload_bytes, "block_bytes"_a, "blocks"_a);
   m.def("encode_hello", hello, "request_id"_a, nb::kw_only(), "name"_a = "", "token"_a = "",
         "want_pool"_a = false, "want_write"_a = false, "numa_node"_a = nb::none());
   m.def("encode_register", register_, "request_id"_a, nb::kw_only(), "spec"_a, "manifest"_a,
@@ -191,14 +179,11 @@ void bind_wire(nb::module_& m) {
         "generations"_a, "crcs"_a);
   m.def("encode_abort", abort_, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,
         "generations"_a);
-  m.def("encode_put", put, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
-        "block_bytes"_a);
   m.def("encode_acquire", acquire, "request_id"_a, "manifest_id"_a, "part"_a.none(), "hashes"_a);
   m.def(
       "encode_release",
       [](uint64_t id, uint64_t lease) { return frame(Op::kRelease, id, ReleaseRequest{lease}); },
       "request_id"_a, "lease_id"_a);
-  m.def("encode_get", get, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a);
   m.def("encode_wait", wait, "request_id"_a, "manifest_id"_a, "hashes"_a, "upto"_a, "deadline_ms"_a,
         "lease"_a = false);
   m.def(

@@ -62,8 +62,6 @@ class TierAsks {
   void tell(const std::string& name, bool up) { up_[name] = up; }
   const std::map<std::string, bool>& up() const { return up_; }
 
-  size_t size() const { return pending_.size(); }
-
  private:
   struct Pending {
     uint64_t session = 0;

@@ -19,9 +19,13 @@ namespace kv {
 // epochs. Per kind and age: how many blocks were used again (`reuses`) of how many there were
 // (`exposure`, per epoch). Evictable blocks are in a list per kind and epoch of their last use. The
 // lists are ranked once an epoch, so that a victim is found without looking at blocks.
+//
+// For seconds of prefill, a use of a block counts by the square root of the time to compute it:
+// that grows with its depth. By the time itself, long prompts would leave too little for others.
 class ReuseDensity final : public EvictionPolicy {
  public:
-  ReuseDensity();
+  enum class Objective : uint8_t { kTokens, kSeconds };
+  explicit ReuseDensity(Objective objective = Objective::kTokens);
   void set_now(double now_s) override { now_s_ = now_s; }
   void on_insert(Block& block, const Block* parent) override;
   void on_hit(Block& block) override;
@@ -30,7 +34,7 @@ class ReuseDensity final : public EvictionPolicy {
   Block* victim() override;
 
  private:
-  static constexpr size_t kUses = 4, kDepths = 8, kKinds = kUses * kDepths;
+  static constexpr size_t kUses = 4, kMostDepths = 16, kMostKinds = kUses * kMostDepths;
   static constexpr size_t kAges = 96;  // the last one: that old or older
 
   template <class Value> using PerAge = std::array<Value, kAges>;
@@ -43,6 +47,7 @@ class ReuseDensity final : public EvictionPolicy {
     void take_all(List& other);
   };
   struct Kind {
+    double worth = 1;  // of a use
     PerAge<double> reuses{}, exposure{}, density{};
     // By epoch of last use modulo kAges; of blocks in memory and of remembered names.
     PerAge<int64_t> known{};
@@ -62,6 +67,7 @@ class ReuseDensity final : public EvictionPolicy {
 
   uint64_t epoch_of(uint64_t use) const { return use >> epoch_bits_; }
   size_t age_of(uint64_t use) const;
+  size_t class_of(uint32_t depth) const;
   void count_known(uint8_t kind, uint64_t last_use, int64_t change);
   void count_reuse(uint8_t kind, uint64_t last_use);
   List& list_of(uint8_t kind, uint64_t last_use);
@@ -71,11 +77,12 @@ class ReuseDensity final : public EvictionPolicy {
   void end_epoch();
   void lengthen_epochs();
   PerAge<double> usual_hazard(double believed) const;
-  static PerAge<double> best_futures(const PerAge<double>& used);
+  static PerAge<double> best_futures(const PerAge<double>& used, double worth);
   void learn();
   void rank();
   void forget_oldest();
 
+  Objective objective_;
   double now_s_ = 0;
   uint64_t tick_ = 0;  // uses so far
   unsigned epoch_bits_;
@@ -84,7 +91,7 @@ class ReuseDensity final : public EvictionPolicy {
   size_t resident_ = 0;
   std::vector<Kind> kinds_;
   std::vector<Cell> cells_;  // by density, least first
-  std::array<PerAge<uint16_t>, kKinds> rank_{};
+  std::array<PerAge<uint16_t>, kMostKinds> rank_{};
   size_t first_ = 0;                                      // no cell before it has leaves
   std::unordered_map<uint64_t, Gone> gone_;               // by hashed name
   std::deque<std::pair<uint64_t, uint64_t>> gone_order_;  // hashed name, last use

@@ -34,6 +34,8 @@ class PrefixLru final : public EvictionPolicy {
 
 std::unique_ptr<EvictionPolicy> make_eviction_policy(std::string_view name) {
   if (name == "density") return std::make_unique<ReuseDensity>();
+  if (name == "density-seconds")
+    return std::make_unique<ReuseDensity>(ReuseDensity::Objective::kSeconds);
   if (name == "lru") return std::make_unique<PrefixLru>();
   return nullptr;
 }

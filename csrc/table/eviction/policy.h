@@ -41,8 +41,9 @@ class EvictionPolicy {
   virtual Block* victim() = 0;  // the evictable block to evict next, or null
 };
 
-// Names of all policies, the default first.
-inline constexpr std::array<std::string_view, 2> kEvictionPolicies{"density", "lru"};
+// Names of all policies, the default first. density-seconds: density for seconds of prefill.
+inline constexpr std::array<std::string_view, 3> kEvictionPolicies{"density", "density-seconds",
+                                                                   "lru"};
 // Null for an unknown name.
 std::unique_ptr<EvictionPolicy> make_eviction_policy(std::string_view name);
 

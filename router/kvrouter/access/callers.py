@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.respond import HttpRequest
 
 _LIMITED: Final = "rate_limit_exceeded"
-_MAX_AUTHORIZATION: Final = 2048
-"""Longest header that can hold a valid key."""
+_MAX_AUTHORIZATION: Final = 2048  # longest header that can hold a valid key
 
 
 _ROUNDING: Final = 1e-9

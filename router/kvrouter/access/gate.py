@@ -39,8 +39,7 @@ _OPEN: Final = frozenset(
 )
 """Paths that vLLM leaves open, and those with a token of their own."""
 _OPEN_BELOW: Final = "/workers/"
-GUARDED: Final = "/v1/"
-"""No path below this is open."""
+GUARDED: Final = "/v1/"  # no path below this is open
 _OPEN_BODY_BYTES: Final = 64 * 1024
 """Largest body that an open endpoint takes from a client without a key."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."

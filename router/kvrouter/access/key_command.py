@@ -58,9 +58,7 @@ def run(settings: KeySettings) -> None:
 def _add(path: str, name: str, line: str) -> None:
     """Add a line to the file, which is created if it does not exist.
 
-    Raises:
-        ValueError: the file cannot be used, or has that name already.
-        OSError: it cannot be written.
+    ValueError: the file cannot be used, or has that name already. OSError: it cannot be written.
     """
     try:
         there = os.stat(path).st_size > 0

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def _secrets(value: Any) -> list[SecretStr]:
     """A list of secrets may be written `a,b` or `a b` (environment), or as a list.
 
-    Raises:
-        ValueError: one is no text; the message does not repeat it.
+    ValueError: one is no text; the message does not repeat it.
     """
     items = value if isinstance(value, list) else [value]
     found: list[SecretStr] = []
@@ -97,8 +96,7 @@ class AccessSettings(EngineTrustSettings):
     def caller_keys(self) -> list[Key]:
         """The callers' keys, from the files as they are now; none if callers need no key.
 
-        Raises:
-            ValueError: they cannot be used; says why in a sentence, and repeats no key.
+        ValueError: they cannot be used; says why in a sentence, and repeats no key.
         """
         with about("--api-key:"):
             given = [check_key(key.get_secret_value()) for key in self.api_key]
@@ -109,8 +107,7 @@ class AccessSettings(EngineTrustSettings):
     def engine_keys(self) -> dict[str, str]:
         """The engines' keys, read now, by `HOST:PORT`; under "" that of all others.
 
-        Raises:
-            ValueError: as above.
+        ValueError: as above.
         """
         with about("--worker-api-key:"):
             given = by_engine(key.get_secret_value() for key in self.worker_api_key)
@@ -155,8 +152,7 @@ class PortSettings(BaseModel):
     def port_tls(self) -> ssl.SSLContext | None:
         """The TLS of the ports, from the files as they are now; None for plain ports.
 
-        Raises:
-            ValueError: a file cannot be used, or one is missing; a sentence.
+        ValueError: a file cannot be used, or one is missing; a sentence.
         """
         if not self.ssl_certfile:
             if self.ssl_keyfile or self.ssl_ca_certs:

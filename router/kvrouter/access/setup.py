@@ -54,8 +54,7 @@ class AccessKeys:
 class Access:
     """The keys in use: those of callers (`ring`) and those for engines.
 
-    Raises:
-        UsageError: a file has changed since the settings were checked and cannot be used.
+    UsageError: a file has changed since the settings were checked and cannot be used.
     """
 
     def __init__(self, settings: AccessSettings) -> None:

@@ -14,8 +14,7 @@ from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 def networks(given: list[str]) -> list[IPv4Network | IPv6Network]:
     """The networks, each written as CIDR or as one address.
 
-    Raises:
-        ValueError: one is neither; a sentence with the remedy.
+    ValueError: one is neither; a sentence with the remedy.
     """
     found = []
     for text in given:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     Network = IPv4Network | IPv6Network
 
 FORWARDED_FOR: Final = "x-forwarded-for"
-_IPV6_BITS: Final = 64
-"""A customer has at least a /64, and all of its addresses (RFC 6177)."""
+_IPV6_BITS: Final = 64  # a customer has at least a /64, and all of its addresses (RFC 6177)
 _REMEMBERED: Final = 4096
 
 

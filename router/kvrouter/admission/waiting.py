@@ -45,8 +45,7 @@ class QueueWait(Admission):
 
         It counts as waiting for `model`; "": which one is unknown.
 
-        Raises:
-            ApiError: 429: the queue is full; 503: its turn did not come in time.
+        ApiError: 429: the queue is full; 503: its turn did not come in time.
         """
         turned = asyncio.Event()
         waiting = self.join(tenant, priority, work, turned.set)

@@ -13,20 +13,19 @@ from kvrouter.control.gauges import (
     engine_gauges,
     index_gauges,
     index_state,
+    load_gauges,
     node_index_gauges,
     prefill_queue_gauges,
     request_gauges,
     store_gauges,
 )
-from kvrouter.control.load_gauges import load_gauges
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots
 from kvrouter.control.page.tiers import StoreWatches
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
-from kvrouter.telemetry.caches import cache_readings
-from kvrouter.telemetry.series import Reading
+from kvrouter.telemetry.series import Reading, cache_readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,11 +34,13 @@ if TYPE_CHECKING:
     from kvrouter.app.members import Members
     from kvrouter.app.services import Services
     from kvrouter.control.page.board import Board
+    from kvrouter.fates.recent import Recent
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
     from kvrouter.prefix.stores.base import StoreView
     from kvrouter.serving.legs.planning import PrefillQueueWait
-    from kvrouter.telemetry.caches import BoundedCache
+    from kvrouter.telemetry.record_file import RecordFile
+    from kvrouter.telemetry.series import BoundedCache
     from kvrouter_store.log import LogWriter
 
 
@@ -59,9 +60,10 @@ def make_control_side(  # noqa: PLR0917
     services: Services,
     server: HttpServer,
     board: Board | None,
+    recent: Recent | None,
     started: asyncio.Event,
 ) -> ControlSide:
-    """Make it, for the public `server`; `board` is there if there is a control port."""
+    """Make it, for the public `server`; `board` and `recent` are there with a control port."""
     settings = core.settings
     status = Status(
         core.pool,
@@ -79,18 +81,25 @@ def make_control_side(  # noqa: PLR0917
         fleet = members.group.fleet if members.group is not None else members.fleet
         admin = Admin(core.pool, fleet, members.prober, token, core.tracker)
         rows += admin.rows(changes=settings.admin)
-    if board is None:
+    if board is None or recent is None:
         return ControlSide(rows=rows, ports=Ports(server, None), snapshots=None, events=None)
     # Imported here because it is heavy, and most routers have no control port.
     from kvrouter.control.page.server import WebServer  # noqa: PLC0415
-    from kvrouter.control.page.web import control_app, page_rows  # noqa: PLC0415
+    from kvrouter.control.page.web import (  # noqa: PLC0415
+        control_app,
+        page_rows,
+        store_size_row,
+        why_rows,
+    )
 
     public, control = split(rows)
     events = Events(members.prober.problem)
     core.pool.on_change(events.engine_changed)
-    snapshots = _make_snapshots(core, members, services.queue, board, events, status)
-    page = page_rows(snapshots.document, token)
-    web = WebServer(control_app(on_path((*control, *page))))
+    snapshots = _make_snapshots(core, members, services, board, events, status)
+    sizes = store_size_row(services.recorder.curve.found, token)
+    why = why_rows(recent, core.metrics.settle, token)
+    page = (*page_rows(snapshots.document, token), *why)
+    web = WebServer(control_app(on_path((*control, *page, sizes))))
     return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
 
 
@@ -105,12 +114,13 @@ def _lacks(store: StoreView) -> list[str]:
 def _make_snapshots(  # noqa: PLR0917
     core: Core,
     members: Members,
-    queue: PrefillQueueWait | None,
+    services: Services,
     board: Board,
     events: Events,
     status: Status,
 ) -> Snapshots:
     store, queue_wait, engine_wait = core.store, core.queue_wait, core.engine_wait
+    queue = services.queue
     return Snapshots(
         pool=core.pool,
         metrics=core.metrics,
@@ -127,6 +137,7 @@ def _make_snapshots(  # noqa: PLR0917
             queue_size=engine_wait.size,
         ),
         stores=StoreWatches(lambda: store.clients if store is not None else ()),
+        store_sizes=services.recorder.store_sizes,
         policy=core.settings.policy,
     )
 
@@ -143,7 +154,7 @@ def readings(  # noqa: PLR0917
     counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
     if core.store is not None:
         counts["store_view"] = core.store.counts
-        yield from store_gauges(core.store)
+        yield from store_gauges(core.store, services.recorder.store_sizes)
     yield from node_index_gauges(core.nodes.index if core.nodes is not None else None)
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
@@ -155,6 +166,13 @@ def readings(  # noqa: PLR0917
     yield from members.discovery.readings()
     if members.group is not None:
         yield from members.group.readings()
+    yield from _own(server, writer, services.recorder.file)
+
+
+def _own(
+    server: HttpServer, writer: LogWriter | None, file: RecordFile | None
+) -> Iterator[Reading]:
+    """Those of the process."""
     yield Reading(
         "kvrouter:tasks",
         "Tasks of the event loop: one per request in flight, one per engine, and a few.",
@@ -174,6 +192,12 @@ def readings(  # noqa: PLR0917
         "kvrouter:log_lines_dropped",
         "Lines of the log that were dropped because stderr is not read fast enough.",
         lambda: writer.dropped if writer is not None else 0,
+        grows=True,
+    )
+    yield Reading(
+        "kvrouter:record_lines_dropped",
+        "Lines of --record that were lost because the disk is too slow, full or broken.",
+        lambda: file.dropped if file is not None else 0,
         grows=True,
     )
 

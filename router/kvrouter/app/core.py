@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import Access, AdminToken
-from kvrouter.admission.recompute_budget import RecomputeBudget
+from kvrouter.admission.held import RecomputeBudget
 from kvrouter.admission.tenants import Tenants
 from kvrouter.admission.waiting import EngineWait, ModelGates, QueueWait
 from kvrouter.engines.families import Families
@@ -19,6 +19,7 @@ from kvrouter.options.types import by_engine
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
 from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.lower import LowerTiers
 from kvrouter.prefix.stores import foreign_store
 from kvrouter.prefix.stores.node import NodesView
 from kvrouter.prefix.stores.node_index import NodeIndex
@@ -69,9 +70,8 @@ class Core:
 def make_core(settings: RouterSettings) -> Core:
     """Make them, for the running loop.
 
-    Raises:
-        TokenizerUnavailable: `--tokenizer` cannot be loaded.
-        UsageError: a file of keys has changed since the settings were checked.
+    TokenizerUnavailable: `--tokenizer` cannot be loaded. UsageError: a file of keys has changed
+    since the settings were checked.
     """
     metrics, access = Metrics(), Access(settings)
     pool = EnginePool(breaker_limits=settings.breaker_limits)
@@ -93,8 +93,8 @@ def make_core(settings: RouterSettings) -> Core:
         tenants=Tenants(settings.tenant_header, settings.proxy_networks),
         metrics=metrics,
     )
-    index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
-    nodes = _nodes(settings) if settings.has_nodes else None
+    index, nodes = PrefixIndex(settings.index_blocks), _nodes(settings)
+    lower = LowerTiers(settings.index_blocks) if settings.takes_kv_events else None
     foreign = foreign_store(settings.store[0]) if settings.store and nodes is None else None
     return Core(
         settings=settings,
@@ -113,7 +113,7 @@ def make_core(settings: RouterSettings) -> Core:
         ),
         hash_cache=HashCache(),
         index=index,
-        tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
+        tracker=CacheTracker(index, pool.find, pool.domain_of, lower=lower) if lower else None,
         nodes=nodes,
         store=nodes or foreign,
         queue_wait=queue_wait,
@@ -124,7 +124,9 @@ def make_core(settings: RouterSettings) -> Core:
     )
 
 
-def _nodes(settings: RouterSettings) -> NodesView:
+def _nodes(settings: RouterSettings) -> NodesView | None:
+    if not settings.has_nodes:
+        return None
     token, tls = settings.store_token.get_secret_value(), settings.store_tls
     ports = by_engine(settings.store_events_connect)
     replay_ports = by_engine(settings.store_events_replay)

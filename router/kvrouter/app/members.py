@@ -13,8 +13,7 @@ from kvrouter.engines.life import Lives
 from kvrouter.membership.detect import EngineDetector
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import SourceContext
-from kvrouter.membership.discovery.flags import FlagsSource
-from kvrouter.membership.discovery.follow import Discovery
+from kvrouter.membership.discovery.follow import Discovery, FlagsSource
 from kvrouter.membership.fleet import Fleet
 from kvrouter.membership.life_watch import LifeWatch
 from kvrouter.membership.probe_client import ProbeClient
@@ -49,11 +48,7 @@ class Members:
 
 
 def make_members(core: Core) -> Members:
-    """Make them, for the running loop.
-
-    Raises:
-        OSError: `--kv-events-bind` cannot be bound.
-    """
+    """Make them, for the running loop. OSError: `--kv-events-bind` cannot be bound."""
     settings, pool, nodes = core.settings, core.pool, core.nodes
     url, prefix = settings.redis.get_secret_value(), settings.redis_prefix
     redis = RedisClient(url) if url else None
@@ -97,6 +92,7 @@ def _make_prober(core: Core, context: SourceContext) -> Prober:
         bootstrap_ports=context.bootstrap_ports,
         rank_counts=settings.rank_counts,
         try_priority=settings.prefill_priority == "auto",
+        asks_events=settings.asks_events,
     )
     return Prober(
         core.pool,

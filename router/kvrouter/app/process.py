@@ -25,7 +25,7 @@ from kvrouter_store.node.signals import Signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from kvrouter.app.lifecycle import App
+    from kvrouter.app.build import App
     from kvrouter.app.settings import RouterSettings
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.telemetry.request_log import RequestLog

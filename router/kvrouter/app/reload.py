@@ -15,7 +15,7 @@ from kvrouter.options.option import flag_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.app.lifecycle import App
+    from kvrouter.app.build import App
     from kvrouter.app.settings import RouterSettings
 
 KEYS: Final = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter.canary.replay import Canary
+from kvrouter.fates.history import History
 from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.learnt import LearntPrefixes
 from kvrouter.routing.plan import PrefillPriorities
@@ -22,9 +23,11 @@ from kvrouter.serving.legs.planning import PrefillQueueWait
 from kvrouter.serving.legs.prefill import LandingWaiter, PrefillPhase
 from kvrouter.serving.legs.release import Releases
 from kvrouter.serving.passthrough import Passthrough
+from kvrouter.serving.recording import Recorder
 from kvrouter.serving.rendered import RenderedLegs
 from kvrouter.serving.streaming.relay import ClientSink
 from kvrouter.serving.streaming.resume import Resumption
+from kvrouter.telemetry.record_file import RecordFile
 
 if TYPE_CHECKING:
     from kvrouter.app.core import Core
@@ -42,10 +45,11 @@ class Services:
     queue: PrefillQueueWait | None  # where prompts wait for prefill engines
     releases: Releases
     canary: Canary | None
+    recorder: Recorder
 
 
 def make_services(core: Core, group: Group | None) -> Services:
-    """Make them."""
+    """Make them. OSError: `--record` cannot be opened."""
     settings, pool, metrics = core.settings, core.pool, core.metrics
     policy = make_policy(settings.policy)
     in_flight = InFlightPrefixes(lambda: core.queue_wait.limit)
@@ -88,6 +92,11 @@ def make_services(core: Core, group: Group | None) -> Services:
         queue=queue,
         releases=releases,
         canary=canary,
+        recorder=Recorder(
+            settings.session_header,
+            core.nodes.kv_bytes if core.nodes is not None else None,
+            RecordFile(settings.record, settings.record_max_bytes) if settings.record else None,
+        ),
     )
 
 
@@ -132,6 +141,7 @@ def _inputs_builder(
             in_flight=in_flight,
             session_key=settings.session_header,
         ),
+        history=History(core.hash_cache),
         limits=core.limits,
         publish=group.holdings.send if group is not None else None,
     )

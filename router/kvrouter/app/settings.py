@@ -27,14 +27,13 @@ from kvrouter.engines.settings import FailoverSettings
 from kvrouter.http.server.settings import ClientSettings
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
-from kvrouter.options.secret_file import read_store_token, secret_of
-from kvrouter.options.settings import Settings
+from kvrouter.options.secret_file import secret_of
+from kvrouter.options.settings import Settings, StoreAccess
 from kvrouter.options.types import (
     Addresses,
     EnginePorts,
     Port,
     RankCounts,
-    StoreTokenFile,
     StoreUrls,
     by_engine,
     checked,
@@ -49,13 +48,7 @@ from kvrouter.routing.policies.planner import Planner
 from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.tls import ClientTls, native_context
-from kvrouter_store.node.settings import (  # noqa: TC001 (pydantic reads them)
-    StoreCaFile,
-    StoreCertFile,
-    StoreKeyFile,
-    StoreToken,
-)
+from kvrouter_store.connection.tls import native_context
 from kvrouter_store.node.start_checks import is_loopback
 
 if TYPE_CHECKING:
@@ -81,6 +74,7 @@ class RouterSettings(
     RedisSettings,
     CanarySettings,
     ObservabilitySettings,
+    StoreAccess,
     Settings,
 ):
     """Settings of `kvrouter serve`: its own, and those of the packages."""
@@ -105,9 +99,10 @@ class RouterSettings(
     )
     bootstrap_port: EnginePorts = Field(
         default_factory=list,
-        description="Port at which decode engines find a prefill engine of SGLang or "
-        "MooncakeConnector: PORT for all engines or HOST:PORT=PORT for one. By default the "
-        "router reads it from SGLang's /server_info, and takes 8998 for MooncakeConnector.",
+        description="Port at which decode engines find a prefill engine of SGLang, "
+        "MooncakeConnector or a p2p tier: PORT for all engines or HOST:PORT=PORT for one. By "
+        "default the router reads it from SGLang's /server_info, and takes 8998 for "
+        "MooncakeConnector and 5710 for a p2p tier.",
     )
     data_parallel_size: RankCounts = Field(
         default_factory=list,
@@ -168,15 +163,6 @@ class RouterSettings(
         description="There is a KV store, whose nodes --discovery names. Not needed beside "
         "--store.",
     )
-    store_token: StoreToken = Field(
-        default=SecretStr(""),
-        description="Token of the store, if it needs one. Give it in the environment: other users "
-        "can see flags.",
-    )
-    store_token_file: StoreTokenFile = ""
-    store_ca_file: StoreCaFile = ""
-    store_cert_file: StoreCertFile = ""
-    store_key_file: StoreKeyFile = ""
     landing_timeout_s: float = Field(
         default=2.0,
         gt=0,
@@ -300,10 +286,8 @@ class RouterSettings(
     )
 
     @model_validator(mode="after")
-    def _secrets_of_files(self) -> RouterSettings:
+    def _secret_of_a_file(self) -> RouterSettings:
         self.admin_token = secret_of(self.admin_token, self.admin_token_file, "--admin-token")
-        given, path = self.store_token, self.store_token_file
-        self.store_token = secret_of(given, path, "--store-token", read_store_token)
         return self
 
     @model_validator(mode="after")
@@ -415,8 +399,3 @@ class RouterSettings(
     def has_nodes(self) -> bool:
         """Whether there is a store of nodes, even if none is known yet."""
         return bool(self.store_nodes) or self.store_discovery
-
-    @property
-    def store_tls(self) -> ClientTls:
-        """Files for TLS with the store."""
-        return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)

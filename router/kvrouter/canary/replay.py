@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
-MAX_SAMPLES: Final = 32
-"""Samples that may wait; further ones are skipped."""
-PATIENCE_S: Final = 60.0
-"""Longest wait of a sample for an idle moment of its engine."""
+MAX_SAMPLES: Final = 32  # samples that may wait; further ones are skipped
+PATIENCE_S: Final = 60.0  # longest wait of a sample for an idle moment of its engine
 LOOK_S: Final = 0.25
 ENDED_WELL: Final = frozenset({"stop", "length"})
 MAX_BODY_BYTES: Final = 256 << 10

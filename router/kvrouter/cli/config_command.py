@@ -121,8 +121,7 @@ def _run(action: str, args: list[str]) -> int:
 def _command(args: list[str], *, needed: bool) -> tuple[Command, list[str]]:
     """The command that `args` begin with, or `serve` unless it is `needed`; and the rest.
 
-    Raises:
-        UsageError: there is no such command.
+    UsageError: there is no such command.
     """
     command = find_command(args)
     if command is not None:

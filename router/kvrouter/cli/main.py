@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command.
+    """One command."""
 
-    Attributes:
-        name: of one or two words.
-        help: what it does.
-        usage: its usual arguments.
-        settings: `MODULE:CLASS` of its settings.
-        run: `MODULE:FUNCTION` that takes the settings and returns the exit code, or None for 0.
-        rereads: whether `run` also takes a function that loads the settings again.
-    """
-
-    name: str
-    help: str
-    usage: str
-    settings: str
-    run: str
-    rereads: bool = False
+    name: str  # of one or two words
+    help: str  # what it does
+    usage: str  # its usual arguments
+    settings: str  # `MODULE:CLASS` of its settings
+    run: str  # `MODULE:FUNCTION` that takes the settings and returns the exit code, or None for 0
+    rereads: bool = False  # whether `run` also takes a function that loads the settings again
 
 
 COMMANDS: Final = (
@@ -76,6 +67,13 @@ COMMANDS: Final = (
         "kvrouter.tools.status:run",
     ),
     Command(
+        "why",
+        "tell what became of prompt tokens lately: found where, or computed for which reason",
+        "[REQUEST-ID] [FLAG ...]",
+        "kvrouter.tools.why:WhySettings",
+        "kvrouter.tools.why:run",
+    ),
+    Command(
         "register",
         "keep healthy engines registered in Redis, where routers find them",
         "--redis URL --decode URL ... [FLAG ...]",
@@ -104,8 +102,11 @@ CONFIG: Final = {
     "config docs": "print docs/configuration.md",
 }
 """What `kvrouter config` does; `kvrouter.cli.config_command` has the functions."""
-REMOVED: Final = {"bench": "; docs/bench.md names tools that measure a router"}
-"""What to do instead of commands that earlier versions had."""
+REMOVED: Final = {
+    "bench": "; docs/bench.md names tools that measure a router",
+    "record": "; give kvrouter serve --record PATH",
+}
+"""What to do instead of commands that earlier versions had, or that are flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

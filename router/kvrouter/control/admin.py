@@ -164,8 +164,7 @@ def _load(engine: Engine, pool: EnginePool) -> dict[str, Any]:
 def _flag(query: str, name: str) -> bool:
     """The value of a flag in a query; the last one counts.
 
-    Raises:
-        ApiError: 400: it is neither true nor false.
+    ApiError: 400: it is neither true nor false.
     """
     given = parse_qs(query, keep_blank_values=True).get(name, ["false"])[-1]
     if given not in ("true", "false"):

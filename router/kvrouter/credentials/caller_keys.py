@@ -20,8 +20,7 @@ from kvrouter.options.bounded_yaml import load_bounded
 from kvrouter.options.secret_file import read_private
 
 MAX_KEY_BYTES: Final = 1024
-PREFIX: Final = "kvr-"
-"""Of keys that `kvrouter key new` makes, so that tools find leaked ones."""
+PREFIX: Final = "kvr-"  # of keys that `kvrouter key new` makes, so that tools find leaked ones
 NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _KEY: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY_BYTES}}}")
 _HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")

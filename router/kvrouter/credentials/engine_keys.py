@@ -25,13 +25,11 @@ class WorkerKeys:
 
     Args:
         keys: by the engine's `HOST:PORT`; under "" that of all others.
-
-    Attributes:
-        alone: whether no client's Authorization reaches an engine, because clients have keys of
-            the router.
     """
 
     def __init__(self, keys: Mapping[str, str] | None = None) -> None:
+        # Whether no client's Authorization reaches an engine, because clients have keys of the
+        # router.
         self.alone = False
         self._lines: dict[str, bytes] = {}
         self.follow(keys or {})
@@ -71,8 +69,7 @@ class WorkerKeys:
 def read_worker_keys(path: str) -> list[str]:
     """Keys of a file, one per line, as `KEY` or `HOST:PORT=KEY`; `#` begins a comment.
 
-    Raises:
-        ValueError: a sentence with the remedy.
+    ValueError: a sentence with the remedy.
     """
     forbidden = stat.S_IRWXO | stat.S_IWGRP
     text = read_private(path, forbidden, "can be read by other users: chmod 600")
@@ -86,8 +83,7 @@ def read_worker_keys(path: str) -> list[str]:
 def by_engine(given: Iterable[str]) -> dict[str, str]:
     """Keys by the engine's `HOST:PORT`, from `KEY` (under "") and `HOST:PORT=KEY`.
 
-    Raises:
-        ValueError: one cannot be used, or two are for the same engine; a sentence without keys.
+    ValueError: one cannot be used, or two are for the same engine; a sentence without keys.
     """
     found: dict[str, str] = {}
     for item in given:

@@ -39,8 +39,7 @@ class EngineTrustSettings(BaseModel):
     def engine_certificate(self) -> bytes:
         """What engines are shown, from the files as they are now; b"": nothing.
 
-        Raises:
-            ValueError: a file cannot be used, or one is missing; a sentence.
+        ValueError: a file cannot be used, or one is missing; a sentence.
         """
         if not self.engine_cert_file:
             if self.engine_key_file:

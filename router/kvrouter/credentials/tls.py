@@ -15,8 +15,7 @@ from typing import Final
 
 from kvrouter_store.system_errors import reason_of
 
-_MOST_BYTES: Final = 1 << 20
-"""Of a certificate and its chain."""
+_MOST_BYTES: Final = 1 << 20  # of a certificate and its chain
 
 
 def server_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:

@@ -1,13 +1,18 @@
-"""Circuit breaker of one engine: a synchronous state machine over an injected clock."""
+"""Circuit breakers of engines and of pairs: synchronous state machines over an injected clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvrouter.engines.engine import Engine
+
+log = logging.getLogger(__name__)
 
 
 class BreakerState(StrEnum):
@@ -18,8 +23,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-_MOST_DOUBLED: Final = 60
-"""More would be no number."""
+_MOST_DOUBLED: Final = 60  # more would be no number
 
 
 @dataclass(slots=True)
@@ -84,10 +88,87 @@ class Breaker:
             return False  # the request was sent before the breaker opened
         if not self._opened and self._failures < self.limits.threshold:
             return False
+        self._pause()
+        self._opened += 1
+        self._trial = False
+        return True
+
+    def _pause(self) -> None:
         limits = self.limits
         doubled_s = limits.cooldown_s * 2.0 ** min(self._opened, _MOST_DOUBLED)
         longest_s = max(limits.max_cooldown_s, limits.cooldown_s)
         self._retry_at = self.clock() + min(doubled_s, longest_s)
-        self._opened += 1
-        self._trial = False
-        return True
+
+
+class PairBreaker(Breaker):
+    """The breaker of what one prefill engine hands over to one decode engine.
+
+    A trial begins with the plan of its legs, and need not end: the next one begins a pause later.
+    """
+
+    __slots__ = ()
+
+    def allows(self) -> bool:
+        """Whether a request may be sent to the pair now. Changes nothing."""
+        return self.state is not BreakerState.OPEN
+
+    def began(self) -> None:
+        """Note the plan of a request: in HALF_OPEN it is the trial, and others wait for a pause."""
+        if self._opened:
+            self._trial = True
+            self._pause()
+
+
+@dataclass(eq=False, slots=True)
+class Pairs:
+    """Pairs of a prefill and a decode engine whose hand-overs have failed since they last worked.
+
+    Each has a breaker, in `Engine.pairs` of the decode engine, while both engines are in the pool.
+    A peer that restarts can leave NIXL's state poisoned on one side: all that such an engine hands
+    over fails, while it answers everything else well (smg issue 2382).
+    """
+
+    clock: Callable[[], float]
+    limits: BreakerLimits
+    _failing: set[Engine] = field(default_factory=set, init=False)  # decode engines of such pairs
+
+    def __contains__(self, decode: Engine) -> bool:
+        return decode in self._failing
+
+    def __bool__(self) -> bool:
+        return bool(self._failing)
+
+    def __iter__(self) -> Iterator[tuple[Engine, Engine, Breaker]]:
+        for decode in self._failing:
+            for prefill, breaker in decode.pairs.items():
+                yield prefill, decode, breaker
+
+    def failed(self, prefill: Engine, decode: Engine) -> None:
+        """`decode` did not get what `prefill` handed over to it."""
+        if prefill.identity is None or decode.identity is None:
+            return
+        self._failing.add(decode)
+        if prefill not in decode.pairs:
+            decode.pairs[prefill] = PairBreaker(self.clock, self.limits)
+        closed = decode.pairs[prefill].state is BreakerState.CLOSED
+        if decode.pairs[prefill].failed() and closed:
+            names = prefill.address, decode.address
+            log.warning("what engine %s hands over to %s fails: it is paired with others", *names)
+
+    def worked(self, prefill: Engine, decode: Engine) -> None:
+        """`decode` got what `prefill` handed over to it."""
+        breaker = decode.pairs.pop(prefill, None)
+        if breaker is not None and breaker.state is not BreakerState.CLOSED:
+            log.info("engine %s hands over to %s again", prefill.address, decode.address)
+        self._settle()
+
+    def left(self, engines: Sequence[Engine]) -> None:
+        """These engines are gone, and what was wrong with them."""
+        for engine in engines:
+            engine.pairs.clear()
+            for decode in self._failing:
+                decode.pairs.pop(engine, None)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._failing = {decode for decode in self._failing if decode.pairs}

@@ -33,13 +33,15 @@ def shares(prefill: Engine, decode: Engine) -> bool:
 def partners(
     prefill: Sequence[Engine], decode: Engine, model: str | None = None
 ) -> Sequence[Engine]:
-    """Prefill engines on other servers whose KV of `model` the engine `decode` can load."""
+    """Prefill engines on other servers whose KV of `model` the engine `decode` can load now."""
     server, adapter = decode.server, _adapter(decode, model)
     able = [
         e
         for e in prefill
         if e.server is not server and shares(e, decode) and _adapter(e, model) == adapter
     ]
+    if decode.pairs:
+        able = [e for e in able if e not in decode.pairs or decode.pairs[e].allows()]
     return prefill if len(able) == len(prefill) else able
 
 

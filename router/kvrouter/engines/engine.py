@@ -14,7 +14,7 @@ from kvrouter_store.identity.chain import root_hash
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvrouter.engines.breaker import Breaker
+    from kvrouter.engines.breaker import Breaker, PairBreaker
 
 
 class Role(StrEnum):
@@ -23,8 +23,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
-    STORE = "store"
-    """None: what has it is no engine, but a node of the store."""
+    STORE = "store"  # none: what has it is no engine, but a node of the store
 
     def serves(self, leg: Role) -> bool:
         """Whether an engine of this role may serve `leg` (PREFILL or DECODE)."""
@@ -91,6 +90,9 @@ class Identity:
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     node: str | None = None  # URL of the store node that its connector writes to
     model_path: str | None = None  # what it was started with as its model
+    event_ports: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Where it says that its ranks publish KV events, and repeat them (0: nowhere), by rank."""
+    events_refused: str | None = None  # why not all that it says of that is used
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -177,6 +179,8 @@ class Engine:
     identity: Identity | None = None  # None while it is not in the pool
     models_before: tuple[str, ...] = ()  # that it served when it was last in the pool
     breaker: Breaker | None = None
+    pairs: dict[Engine, PairBreaker] = field(default_factory=dict)
+    """By prefill engine, where this one lately failed to fetch KV: see `Pairs`, which owns them."""
     legs: int = 0  # of this router, planned or in flight
     requests: int = 0  # of this router, in flight
     busy_s: float = 0.0  # a server's time with legs of this router; with some, less their beginning
@@ -233,6 +237,11 @@ class Engine:
         """Tokens that its own KV cache holds; None: unknown."""
         told = self.identity.kv_tokens if self.identity else None
         return told // (len(self.server.ranks) or 1) if told else None
+
+    @property
+    def event_ports(self) -> tuple[int, int] | None:
+        """Where it says that it publishes KV events, and repeats them; None: it does not say."""
+        return self.identity.event_ports.get(self.event_rank) if self.identity else None
 
     @property
     def targets(self) -> tuple[Engine, ...]:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
 
-GAPS: Final = 20
-"""A stall lasts as many of the engine's own gaps between events, if that is longer."""
-FIRST_GAP_S: Final = 1.0
-"""The most that the first gap counts."""
+GAPS: Final = 20  # a stall lasts as many of the engine's own gaps between events, if that is longer
+FIRST_GAP_S: Final = 1.0  # the most that the first gap counts
 UNCOUNTED: Final = 6
 """How many times as long an engine without counters may stall: its parser may hold text back."""
 PREFILL_ALONE: Final = 2

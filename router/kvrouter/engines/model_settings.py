@@ -36,8 +36,7 @@ def alias_texts(given: Any) -> Any:
 def read_aliases(texts: Iterable[str]) -> Aliases:
     """Read aliases of the form FORM.
 
-    Raises:
-        ValueError: a text is wrong, or not clear; a sentence with the remedy.
+    ValueError: a text is wrong, or not clear; a sentence with the remedy.
     """
     found: dict[str, Mapping[str, float]] = {}
     for text in texts:

@@ -61,9 +61,8 @@ class ModelNames:
         One that names none means what engines take it for: the first model of each, if that is the
         same at all; the others are further names and adapters.
 
-        Raises:
-            ApiError: 404: it is unknown. 400: the request names none, and there are several. 503:
-                no model is known at all.
+        ApiError: 404: it is unknown. 400: the request names none, and there are several. 503: no
+        model is known at all.
         """
         known = self._models()
         if asked is not None and (asked in known or asked in self.aliases):

@@ -11,7 +11,8 @@ from collections import ChainMap, Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState
+from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState, Pairs
+from kvrouter.engines.compatibility import partners
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
 from kvrouter.options.addresses import SECURE, bare_address, label_of
@@ -74,6 +75,7 @@ class EnginePool:
     nodes: ChainMap[str, str] = field(default_factory=ChainMap)  # see `Engine`; may change
 
     def __post_init__(self) -> None:
+        self.pairs = Pairs(self.clock, self.breaker_limits)
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
         self._unsettled: set[Engine] = set()  # those that failed since they last answered well
@@ -200,6 +202,7 @@ class EnginePool:
         for each in (server, *server.ranks):
             each.identity = None
             self._unsettled.discard(each)
+        self.pairs.left((server, *server.ranks))
         self._changed()
         _call(self._leave_callbacks, server.targets)
         if not server.draining:  # then "removed" follows
@@ -242,9 +245,10 @@ class EnginePool:
     def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
         """Engines that may serve the leg `role` now, for `model` (None: any model)."""
         ready = self._ready.get((role, model))  # the usual case; asked three times per request
-        if ready is not None and not self._unsettled:
+        if ready is not None and not self._unsettled and not self.pairs:
             return ready
-        return self._find(role, role, model, lambda identity: identity.generates)
+        found = self._find(role, role, model, lambda identity: identity.generates)
+        return self._paired(found, model) if role is Role.DECODE and self.pairs else found
 
     def serving(self, path: str, model: str | None = None) -> Sequence[Engine]:
         """Decode engines that serve the endpoint `path` for `model` now; see `Identity.serves`."""
@@ -269,6 +273,12 @@ class EnginePool:
         if not self._unsettled:
             return ready
         return tuple(e for e in ready if e.breaker is None or e.breaker.allows())
+
+    def _paired(self, decode: Sequence[Engine], model: str | None) -> Sequence[Engine]:
+        """Those for which there is a prefill engine, as far as breakers of pairs say; else all."""
+        prefill = self.engines(Role.PREFILL, model)
+        able = tuple(e for e in decode if e not in self.pairs or partners(prefill, e, model))
+        return able or decode
 
     @property
     def next_trial_s(self) -> float | None:
@@ -369,8 +379,14 @@ class EnginePool:
             self._tell("breaker open", engine)
         return opens
 
-    def proven(self, engine: Engine, reason: Failure) -> None:
-        """A failure that ended without a verdict is the engine's: another one did well."""
+    def proven(self, engine: Engine, reason: Failure, source: Engine | None = None) -> None:
+        """A failure that ended without a verdict is the engine's: another one did well.
+
+        If it was to fetch KV from `source`, it is the pair's.
+        """
+        if source is not None:
+            self.pairs.failed(source, engine)
+            return
         if engine.breaker is not None and engine.breaker.state is BreakerState.HALF_OPEN:
             engine.breaker.began()  # it was the trial
         self.failed(engine, reason)

@@ -17,10 +17,7 @@ class FailoverSettings(BaseModel):
         gt=0,
         description="Longest time until the first byte of an engine's answer, and, without "
         "--stream-idle-timeout, between two of its bytes. Comments in a stream do not count.",
-        json_schema_extra={
-            "section": "Engines that fail",
-            "flags": ["--request-timeout-secs"],
-        },
+        json_schema_extra={"section": "Engines that fail", "flags": ["--request-timeout-secs"]},
     )
     stream_idle_timeout_s: float | None = Field(
         default=None,

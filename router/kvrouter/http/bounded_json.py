@@ -8,17 +8,14 @@ import orjson
 
 from kvrouter._native import json_within
 
-MAX_VALUES: Final = 200_000
-"""Values and names: some 20 ms at most."""
-MAX_CONTAINERS: Final = 40_000
-"""Arrays and objects, which cost most."""
+MAX_VALUES: Final = 200_000  # values and names: some 20 ms at most
+MAX_CONTAINERS: Final = 40_000  # arrays and objects, which cost most
 MAX_LEVELS: Final = 64
 ANSWER_VALUES: Final = 800_000
 ANSWER_CONTAINERS: Final = 160_000
 """Of a whole answer: 4,096 tokens with twenty log probabilities each, in 50 ms."""
 ANSWER_BYTES: Final = 4 << 20
-SHORT_BYTES: Final = 64 << 10
-"""What is shorter takes a millisecond, whatever it is."""
+SHORT_BYTES: Final = 64 << 10  # what is shorter takes a millisecond, whatever it is
 
 
 def bounded(

@@ -29,8 +29,7 @@ def status_line(status: int) -> bytes:
 def encode_headers(headers: Headers) -> bytes:
     """Header lines as bytes, latin-1.
 
-    Raises:
-        ValueError: a name or a value holds CR, LF or NUL, which would let it forge a header.
+    ValueError: a name or a value holds CR, LF or NUL, which would let it forge a header.
     """
     lines = []
     for name, value in headers:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,7 +20,7 @@ from kvrouter.http.bounded_json import bounded
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed, salted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvrouter.engines.families.pages import Ask
 
@@ -25,29 +29,27 @@ _NOT_THERE: Final = frozenset({404, 405, 501})
 NO_COMPLETIONS: Final = "does not support Completions API"
 """In vLLM's 400 before it left out what its model cannot do (entrypoints/openai/api_server.py)."""
 MAX_VERSION: Final = 64
-PROBE_PRIORITY: Final = 1
-"""Any but 0: vLLM's V0 engine refuses it unless it schedules by priority."""
+PROBE_PRIORITY: Final = 1  # any but 0: vLLM's V0 engine refuses it unless it schedules by priority
+RESOLVE_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class EngineDetector:
-    """Identifies engines.
-
-    Attributes:
-        bootstrap_ports: by the engine's address; under "" that of all others. Discovery may
-            add some later.
-        rank_counts: numbers of data-parallel ranks, likewise; they override what engines report.
-    """
+    """Identifies engines."""
 
     families: Families  # the dialects
     ask: Ask  # sends requests; a POST may wait its turn among the engine's other requests
     connector: str = "store"  # the family of all engines, or "auto"
     model: str | None = None  # the one model to serve; None: every model of the engines
+    # By the engine's address; under "" that of all others. Discovery may add some later.
     bootstrap_ports: Mapping[str, int] = field(default_factory=dict)
+    # Numbers of data-parallel ranks, likewise; they override what engines report.
     rank_counts: Mapping[str, int] = field(default_factory=dict)
     try_priority: bool = False  # whether to find out which prefill engines take a `priority`
+    asks_events: Callable[[str], bool] = lambda _: False
+    """Whether an engine, by its address, is asked where it publishes KV events."""
 
     async def identify(self, engine: Engine) -> Identity:
         """All that the router needs to know of `engine`; ProbeFailed: it does not answer well."""
@@ -69,8 +71,11 @@ class EngineDetector:
             block_tokens = handoff.block_tokens or await family.block_tokens(pages)
             kv_tokens = await family.kv_tokens(pages)
         version = await family.version(pages)
+        event_ports, events_refused = await self._event_ports(pages, family.events_page)
         return replace(
             served,
+            event_ports=event_ports,
+            events_refused=events_refused,
             block_tokens=block_tokens or None,
             manifest=handoff.manifest,
             groups=handoff.groups,
@@ -117,8 +122,7 @@ class EngineDetector:
     async def served(self, engine: Engine) -> Identity:
         """The models that `engine` serves now, as an identity without the rest.
 
-        Raises:
-            ProbeFailed: it does not answer, or does not serve the one model that it should.
+        ProbeFailed: it does not answer, or does not serve the one model that it should.
         """
         return self._served(await self._cards(engine))
 
@@ -172,6 +176,19 @@ class EngineDetector:
                 raise
             log.info("engine %s takes no `priority`: %s", engine.address, error)
             return None
+
+    async def _event_ports(
+        self, pages: EnginePages, page: str | None
+    ) -> tuple[Mapping[int, tuple[int, int]], str | None]:
+        """See `read_event_sources`. No page of events keeps an engine that answers out."""
+        if page is None or not self.asks_events(pages.engine.address):
+            return {}, None
+        try:
+            return await read_event_sources(pages.engine.host, await pages.json(page))
+        except ProbeFailed as error:
+            if error.ours or error.silent:  # the next check asks again
+                raise
+            return {}, str(error)
 
     def _ranks(
         self, engine: Engine, reported: tuple[int, ...], legs: LegSupport
@@ -249,3 +266,64 @@ def _read(family: Family, answer: bytes) -> Handoff:
 def _of(numbers: Mapping[str, int], engine: Engine) -> int | None:
     """The number that is configured for `engine`, or for all others."""
     return numbers.get(engine.address) or numbers.get("")
+
+
+class _Source(msgspec.Struct):
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+async def read_event_sources(
+    host: str, told: dict[str, Any]
+) -> tuple[dict[int, tuple[int, int]], str | None]:
+    """Ports of events and of replays (0: none) by rank, and why not all are used.
+
+    vLLM 0.33 answers GET /kv_event_sources (entrypoints/serve/instrumentator/basic.py) with a
+    `KVEventsConfig` for each data-parallel rank. Its endpoints are as configured, plus the rank,
+    or, for `tcp://*:0`, where the kernel bound them. They must not lead the router elsewhere: it
+    connects to the host under which it knows the engine. Wildcards, loopback and that host's
+    addresses mean it.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    try:
+        sources = msgspec.convert(told, dict[int, _Source], str_keys=True)
+    except msgspec.ValidationError as error:
+        return found, f"they are not told as vLLM does ({error})"
+    names, refused = await _names(host) if sources else set(), None
+    for rank, source in list(sources.items())[:MAX_RANKS]:
+        try:
+            replays = _port(source.replay_endpoint, names) if source.replay_endpoint else 0
+            found[rank] = _port(source.endpoint, names), replays
+        except ValueError as error:
+            refused = str(error)
+    return found, refused
+
+
+async def _names(host: str) -> set[str]:
+    """What stands for an engine's host in its endpoints; "": any wildcard or loopback address."""
+    names = {"", host}
+    with suppress(OSError):  # also TimeoutError
+        async with asyncio.timeout(RESOLVE_S):
+            resolved = await asyncio.get_running_loop().getaddrinfo(host, None)
+        names |= {_plain(str(address[0])) for *_, address in resolved}
+    return names
+
+
+def _port(endpoint: str, names: set[str]) -> int:
+    """The port of an endpoint; ValueError: why it is not used."""
+    parts = urlsplit(endpoint)
+    if parts.scheme != "tcp" or not parts.port:
+        raise ValueError(f"{endpoint[:200]!r} is no tcp://HOST:PORT")
+    if _plain(parts.hostname or "*") not in names:
+        raise ValueError(f"{endpoint[:200]!r} is on another host")
+    return parts.port
+
+
+def _plain(host: str) -> str:
+    """A host in one form; "" for any wildcard or loopback address."""
+    if host in ("*", "localhost"):
+        return ""
+    with suppress(ValueError):
+        address = ip_address(host)
+        return "" if address.is_unspecified or address.is_loopback else str(address)
+    return host

@@ -28,14 +28,10 @@ class FleetFull(Exception):
 
 
 class Fleet:
-    """Changes which engines there are, in `pool` and for `prober`.
-
-    Attributes:
-        refused: how many engines were not added because there were MAX_ENGINES.
-    """
+    """Changes which engines there are, in `pool` and for `prober`."""
 
     def __init__(self, pool: EnginePool, prober: Prober) -> None:
-        self.refused = 0
+        self.refused = 0  # how many engines were not added because there were MAX_ENGINES
         self._pool = pool
         self._prober = prober
         self._told = False  # that it is full
@@ -44,8 +40,7 @@ class Fleet:
     def add(self, address: str, role: Role) -> Engine:
         """Give the engine at `address` (`HOST:PORT`) exactly this role; it drains no longer.
 
-        Raises:
-            FleetFull: it would be one too many.
+        FleetFull: it would be one too many.
         """
         known = self._pool.find(address)
         if known is None and len(self._pool.all()) >= MAX_ENGINES:

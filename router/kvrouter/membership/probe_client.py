@@ -37,11 +37,15 @@ class ProbeResponse:
     headers: Mapping[str, str]
 
 
-async def try_connection(host: str, port: int, timeout_s: float) -> None:
-    """Make a connection and close it; OSError (also TimeoutError): nobody takes it."""
-    async with asyncio.timeout(timeout_s):
-        _, writer = await asyncio.open_connection(host, port)
-        writer.close()
+async def connection_problem(host: str, port: int, timeout_s: float) -> str:
+    """Make a connection and close it; why nobody takes it, or ""."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+    except OSError as error:  # also TimeoutError
+        return reason_of(error) or "no answer in time"
+    return ""
 
 
 @dataclass(eq=False)

@@ -117,6 +117,9 @@ class Prober:
             identity = await self.joins(identity)
         log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
         self.pool.join(engine, identity)
+        if identity.events_refused is not None:
+            text = "KV events of %s are not all taken: %s"
+            log.warning(text, engine.address, identity.events_refused)
 
     async def _refresh_models(self, engine: Engine) -> None:
         """Find out which adapters the engine has loaded and unloaded."""

@@ -74,8 +74,7 @@ ENDPOINTS: Final = (
 )
 PASSED_THROUGH: Final = {one.path: one for one in ENDPOINTS}
 """Those that one decode engine answers, by path."""
-LOAD: Final = "/load"
-"""Where each engine says how many requests it has."""
+LOAD: Final = "/load"  # where each engine says how many requests it has
 KNOWN: Final = GENERATION | PASSED_THROUGH.keys() | {LOAD}
 """What the router serves of an engine that lists nothing."""
 OTHER: Final = Endpoint("other", "What else engines list.", again=False)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-Span = tuple[int, int]
-"""Start and end, in a body, of the value of a member."""
-LEAST_BYTES: Final = 16 << 10
-"""Less counts as text."""
+Span = tuple[int, int]  # start and end, in a body, of the value of a member
+LEAST_BYTES: Final = 16 << 10  # less counts as text
 MEDIUM_TOKENS: Final = 1024
 """Of a medium, an estimate: vision models make some hundreds to some thousands of an image."""
 _STEP: Final = LEAST_BYTES // 2
 """Between two places that are looked at: to look at each byte would take as long as all else."""
 _LOOKED_AT: Final = 64
-_HEAD: Final = 128
-"""Of a data URL, what stands before its base64 is shorter."""
+_HEAD: Final = 128  # of a data URL, what stands before its base64 is shorter
 _DIGESTED: Final = 64 << 10
 """Bytes from its beginning that its digest covers, besides its length: enough for a guess."""
 

@@ -21,8 +21,7 @@ Kind = Literal["completion", "chat"]
 
 _SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
 """A `cache_salt`, of which backends of caches make names (`validate_cache_salt` of vLLM)."""
-BYTES_PER_TOKEN: Final = 4
-"""Bytes of text per token, for an estimate."""
+BYTES_PER_TOKEN: Final = 4  # bytes of text per token, for an estimate
 OPEN_ENDED_TOKENS: Final = 256
 """Tokens that a request without max_tokens is taken to generate: an estimate of work."""
 _DEFAULT_COMPLETION_TOKENS: Final = 16

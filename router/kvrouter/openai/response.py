@@ -10,7 +10,7 @@ import orjson
 from kvrouter.http.bounded_json import bounded, read_answer
 from kvrouter.openai.sse import map_data
 
-PromptUsage = tuple[int | None, int]
+PromptUsage = tuple[int | None, int | None]
 """Tokens of a prompt, and cached ones of them, by an engine's usage; None: there is none."""
 TRANSFERS: Final = frozenset(
     {
@@ -122,7 +122,7 @@ def finish_reason(tail: bytes) -> str:
 def prompt_usage(tail: bytes) -> PromptUsage:
     """What the last usage in an answer or in the end of a stream says of the prompt."""
     found, cached = _PROMPT_TOKENS.findall(tail), _CACHED_TOKENS.findall(tail)
-    return int(found[-1]) if found else None, int(cached[-1]) if cached else 0
+    return int(found[-1]) if found else None, int(cached[-1]) if cached else None
 
 
 def generated_tokens(tail: bytes, events: int, *, whole: bool) -> int:

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 
-DONE: Final = b"[DONE]"
-"""Data of the last event of a stream."""
+DONE: Final = b"[DONE]"  # data of the last event of a stream
 DONE_EVENT: Final = b"data: [DONE]\n\n"
-MAX_EVENT_BYTES: Final = 8 << 20
-"""An event that grows longer than this before its end is no event."""
+MAX_EVENT_BYTES: Final = 8 << 20  # an event that grows longer than this before its end is no event
 MAX_LINES: Final = 12_000
 """Of events that are read one by one: only strangers send more at once, which pass as one."""
 BOM: Final = b"\xef\xbb\xbf"
@@ -117,8 +115,7 @@ class EventBuffer:
 async def read_data(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     """The data of each event of a stream that comes in `pieces`.
 
-    Raises:
-        ValueError: an event is longer than `MAX_EVENT_BYTES`.
+    ValueError: an event is longer than `MAX_EVENT_BYTES`.
     """
     buffer = EventBuffer()
     async for piece in pieces:

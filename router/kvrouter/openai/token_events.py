@@ -34,19 +34,6 @@ class SentTokens:
         show_ids: whether the client asked for the token ids itself.
         resumes: whether another engine goes on after one that ends with an error; else the client
             sees the error.
-
-    Attributes:
-        tokens: ids of all tokens of events that were sent.
-        shown: how many of them the text that was sent shows: another engine goes on after these.
-            The text of the others was held back, as of half a character.
-        earlier: how many tokens engines before the present one sent.
-        prompt: JSON array of the prompt's token ids, if the first engine named them.
-        finish: the finish reason of the last event; None while there is none.
-        known: whether all of it was plain text, and every event named its tokens.
-        done: whether the end mark was sent.
-        usage: of the event that has nothing else, once it was sent.
-        failure: why the present engine is to be left; None while all is well.
-        error: data of the event by which an engine ended its stream; the client has not seen it.
     """
 
     def __init__(
@@ -55,15 +42,22 @@ class SentTokens:
         self._chat = kind == "chat"
         self._show_ids = show_ids
         self._resumes = resumes
-        self.tokens: list[int] = []
+        self.tokens: list[int] = []  # ids of all tokens of events that were sent
+        # How many of them the text that was sent shows: another engine goes on after these. The
+        # text of the others was held back, as of half a character.
         self.shown = 0
-        self.earlier = 0
+        self.earlier = 0  # how many tokens engines before the present one sent
+        # JSON array of the prompt's token ids, if the first engine named them.
         self.prompt: bytes | None = None
+        # The finish reason of the last event; None while there is none.
         self.finish: str | None = None
-        self.known = True
-        self.done = False
+        self.known = True  # whether all of it was plain text, and every event named its tokens
+        self.done = False  # whether the end mark was sent
+        # Of the event that has nothing else, once it was sent.
         self.usage: dict[str, Any] | None = None
+        # Why the present engine is to be left; None while all is well.
         self.failure: str | None = None
+        # Data of the event by which an engine ended its stream; the client has not seen it.
         self.error: bytes | None = None
         self._unnamed = 0  # events with content that named no tokens
         self._head: dict[str, Any] = {}

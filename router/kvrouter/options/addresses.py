@@ -10,16 +10,14 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-SECURE: Final = "https://"
-"""Prefix of the address of an engine with HTTPS."""
+SECURE: Final = "https://"  # prefix of the address of an engine with HTTPS
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def parse_address(text: str) -> str:
     """The one form of an engine's URL or HOST:PORT: `[LABEL=][https://]HOST:PORT`.
 
-    Raises:
-        ValueError: a sentence with the remedy.
+    ValueError: a sentence with the remedy.
     """
     label, sign, place = text.strip().partition("=")
     if not sign or "/" in label:  # in a query, which the rest refuses

@@ -13,10 +13,8 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_VALUES: Final = 200_000
-"""Values in a document with its aliases expanded."""
-MAX_DEPTH: Final = 32
-"""Nested lists and mappings."""
+MAX_VALUES: Final = 200_000  # values in a document with its aliases expanded
+MAX_DEPTH: Final = 32  # nested lists and mappings
 
 
 class TooMuch(ValueError):
@@ -26,9 +24,7 @@ class TooMuch(ValueError):
 def bounded_root(loader: yaml.SafeLoader) -> yaml.Node | None:
     """The root of the document of `loader`; None if it is empty.
 
-    Raises:
-        TooMuch: it has too many values or levels.
-        yaml.YAMLError: it is not YAML.
+    TooMuch: it has too many values or levels. yaml.YAMLError: it is not YAML.
     """
     try:
         root = loader.get_single_node()
@@ -42,9 +38,7 @@ def bounded_root(loader: yaml.SafeLoader) -> yaml.Node | None:
 def load_bounded(loader: yaml.SafeLoader) -> Any:
     """The value of the document of `loader`.
 
-    Raises:
-        TooMuch: as above.
-        yaml.YAMLError: as above, or its values are wrong.
+    TooMuch: as above. yaml.YAMLError: as above, or its values are wrong.
     """
     root = bounded_root(loader)
     return loader.construct_document(root) if root is not None else None

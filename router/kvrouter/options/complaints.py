@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from kvrouter.options.option import Option
 
-_NEAR: Final = 0.6
-"""Similarity (difflib) from which on a name counts as a misspelt other name."""
-_SHOWN: Final = 400
-"""Most characters of a value, and of a remedy, in a message."""
+_NEAR: Final = 0.6  # similarity (difflib) from which on a name counts as a misspelt other name
+_SHOWN: Final = 400  # most characters of a value, and of a remedy, in a message
 _REMEDIES: Final = {
     "bool_parsing": "give true or false",
     "bool_type": "give true or false",
@@ -59,15 +57,11 @@ def about(what: str) -> Iterator[None]:
 
 
 class UsageError(Exception):
-    """The user must change something; the command ends with exit code 2.
-
-    Attributes:
-        sentences: all that is wrong; `str` gives the first.
-    """
+    """The user must change something; the command ends with exit code 2."""
 
     def __init__(self, *sentences: str) -> None:
         super().__init__(sentences[0])
-        self.sentences = sentences
+        self.sentences = sentences  # all that is wrong; `str` gives the first
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:

@@ -40,17 +40,11 @@ _PART_NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """The contents of a file.
+    """The contents of a file."""
 
-    Attributes:
-        values: by the setting's name.
-        places: `FILE:LINE` of each.
-        problems: sentences about wrong names.
-    """
-
-    values: Mapping[str, Any]
-    places: Mapping[str, str]
-    problems: tuple[str, ...]
+    values: Mapping[str, Any]  # by the setting's name
+    places: Mapping[str, str]  # `FILE:LINE` of each
+    problems: tuple[str, ...]  # sentences about wrong names
 
 
 class UnreadableFile(Exception):
@@ -62,8 +56,7 @@ def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
 
     A name that is not in `known`, or occurs twice, is a problem and has no value.
 
-    Raises:
-        UnreadableFile: see there.
+    UnreadableFile: see there.
     """
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -147,17 +140,11 @@ def _is_service_link(name: str, value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[S]):
-    """Settings that passed validation.
+    """Settings that passed validation."""
 
-    Attributes:
-        settings: the values.
-        origins: where each given value came from, by name; defaults are left out.
-        advice: sentences about what was ignored.
-    """
-
-    settings: S
-    origins: Mapping[str, str]
-    advice: tuple[str, ...] = ()
+    settings: S  # the values
+    origins: Mapping[str, str]  # where each given value came from, by name; defaults are left out
+    advice: tuple[str, ...] = ()  # sentences about what was ignored
 
 
 def load(

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-REQUIRED: Final = "Required"
-"""The section of settings without a default, which comes first."""
+REQUIRED: Final = "Required"  # the section of settings without a default, which comes first
 Kind = Literal["list", "switch", "choice", "value"]
 
 _BY_NAME: Final = (
@@ -41,6 +40,7 @@ _BY_NAME: Final = (
     ("model", "NAME"),
     ("token", "TOKEN"),
     ("key", "KEY"),
+    ("seed", "SEED"),
 )
 """What help calls a value, by the end of its setting's name."""
 _BY_TYPE: Final = {ByteSize: "BYTES", Path: "FILE", int: "COUNT", float: "NUMBER"}
@@ -48,33 +48,19 @@ _BY_TYPE: Final = {ByteSize: "BYTES", Path: "FILE", int: "COUNT", float: "NUMBER
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        name: field of the model and key of the YAML file.
-        flags: spellings on the command line, the preferred one first.
-        env: its environment variable.
-        default: as a user would type it; "" if there is none.
-        help: what it does.
-        section: the heading under which help lists it.
-        kind: what values it takes.
-        choices: the values of a "choice".
-        metavar: what help calls its value.
-        positional: whether it may also be given without its flag.
-        secret: whether messages must not repeat its value.
-    """
-
-    name: str
-    flags: tuple[str, ...]
-    env: str
-    default: str
-    help: str
-    section: str
-    kind: Kind
-    choices: tuple[str, ...]
-    metavar: str
-    positional: bool = False
-    secret: bool = False
+    name: str  # field of the model and key of the YAML file
+    flags: tuple[str, ...]  # spellings on the command line, the preferred one first
+    env: str  # its environment variable
+    default: str  # as a user would type it; "" if there is none
+    help: str  # what it does
+    section: str  # the heading under which help lists it
+    kind: Kind  # what values it takes
+    choices: tuple[str, ...]  # the values of a "choice"
+    metavar: str  # what help calls its value
+    positional: bool = False  # whether it may also be given without its flag
+    secret: bool = False  # whether messages must not repeat its value
 
     @property
     def shown(self) -> tuple[str, ...]:

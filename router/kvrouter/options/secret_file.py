@@ -18,16 +18,14 @@ from kvrouter_store.system_errors import reason_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_BYTES: Final = 4 << 20
-"""A file of keys may have thousands."""
+MAX_BYTES: Final = 4 << 20  # a file of keys may have thousands
 _FORM: Final = "write the secret into it, on the only line"
 
 
 def read_private(path: str, forbidden: int = 0, complaint: str = "") -> str:
     """The text of a file that has none of the `forbidden` permissions.
 
-    Raises:
-        ValueError: a sentence with the remedy; `complaint` for its permissions.
+    ValueError: a sentence with the remedy; `complaint` for its permissions.
     """
     try:
         with Path(path).open("rb") as file:
@@ -73,9 +71,8 @@ def secret_of(
 ) -> SecretStr:
     """The secret of `flag`: as given, or what `read` makes of the text in the file of `flag`-file.
 
-    Raises:
-        ValueError: both are given, or the file cannot be used, or `read` refuses it; a sentence
-            without the secret.
+    ValueError: both are given, or the file cannot be used, or `read` refuses it; a sentence without
+    the secret.
     """
     if not path:
         return given

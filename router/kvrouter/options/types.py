@@ -113,13 +113,6 @@ ModelTokens = Annotated[
     _numbers(_MODELS, range(sys.maxsize), "NAME=TOKENS, with at least 0"),
     _called("NAME=TOKENS"),
 ]
-StoreTokenFile = Annotated[
-    str,
-    Field(
-        description="File that holds the token of the store, in place of --store-token. A node's "
-        "--token-file will do if it has one tenant."
-    ),
-]
 StoreUrls = Annotated[
     list[str],
     BeforeValidator(lambda value: split(value or [], _BEFORE_A_URL)),  # a file may say null

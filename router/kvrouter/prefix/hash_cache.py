@@ -10,7 +10,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kvrouter._native import shared_bytes
-from kvrouter.telemetry.caches import CacheUse
+from kvrouter.telemetry.series import CacheUse
 from kvrouter_store import _core
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     Key = tuple[bytes, int, bytes, tuple[str, str] | None, str | None]
 
 ID_BYTES: Final = 4
-LEAST_BLOCKS: Final = 8
-"""Shorter chains are hashed faster than they are looked up."""
+LEAST_BLOCKS: Final = 8  # shorter chains are hashed faster than they are looked up
 ENTRY_BYTES: Final = 512
 """What an entry takes besides its texts and bytes: tuples, numbers, its place."""
 

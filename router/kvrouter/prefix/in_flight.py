@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.telemetry.caches import CacheUse
+from kvrouter.telemetry.series import CacheUse
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
 
 
-LEAST_BLOCKS: Final = 4
-"""Prompts with fewer blocks in common may go anywhere."""
-MOST_MARKS: Final = 20
-"""Of one prompt: more tokens than the largest body has, in blocks of 16."""
-MARK_BYTES: Final = 192
-"""What a marked block takes: its hash, its engines, its place."""
+LEAST_BLOCKS: Final = 4  # prompts with fewer blocks in common may go anywhere
+MOST_MARKS: Final = 20  # of one prompt: more tokens than the largest body has, in blocks of 16
+MARK_BYTES: Final = 192  # what a marked block takes: its hash, its engines, its place
 
 
 @dataclass(eq=False)

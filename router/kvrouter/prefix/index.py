@@ -8,28 +8,25 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import PrefixTable
-from kvrouter.telemetry.caches import CacheUse
+from kvrouter.telemetry.series import CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kvrouter.engines.engine import Engine
 
-MAX_ENGINES: Final = 127
+MAX_ENGINES: Final = 2048
 """Engines in the index at a time, with those that left and are not swept yet."""
 
-SWEPT_SLOTS: Final = 65536
-"""Slots of the table in one step of a sweep: a fraction of a millisecond."""
+SWEPT_SLOTS: Final = 32768  # slots of the table in one step of a sweep: a fraction of a millisecond
 
 HASH_WORDS: Final = 4
-END: Final = (1 << 64) - 1
-"""Beyond the last slot of any table."""
+END: Final = (1 << 64) - 1  # beyond the last slot of any table
 
 
 STEP_TOKENS: Final = 1024
 """Of a chain one block in so many tokens stands for all: each one would take time and memory."""
-MOST_HELD: Final = 1 << 17
-"""Blocks that stand for an engine: 134 million tokens, about 14 MiB."""
+MOST_HELD: Final = 1 << 17  # blocks that stand for an engine: 134 million tokens, about 14 MiB
 
 
 class Ageing:
@@ -81,8 +78,8 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._table = PrefixTable(max_blocks)
         self._numbers: dict[Engine, int] = {}
-        self._engines: dict[int, Engine] = {}  # by number
-        self._free = list(range(MAX_ENGINES - 1, -1, -1))
+        self._engines: list[Engine] = []  # by number; where none has it, its last one
+        self._free: list[int] = []  # numbers that engines had
         self._retired: list[int] = []
         self._sweeping: list[int] = []
         self._ageing: dict[Engine, Ageing] = {}  # of engines whose blocks are guessed
@@ -115,7 +112,6 @@ class PrefixIndex:
         self._ageing.pop(engine, None)
         number = self._numbers.pop(engine, None)
         if number is not None:
-            del self._engines[number]
             self._table.retire(number)
             self._retired.append(number)
 
@@ -154,8 +150,7 @@ class PrefixIndex:
 
     def match(self, hashes: bytes) -> Mapping[Engine, int]:
         """Leading blocks of a chain that engines hold; engines with none are absent."""
-        engines = self._engines
-        return {engines[number]: blocks for number, blocks in self._table.match(hashes)}
+        return self._table.match(hashes, self._engines)
 
     def held(self, engine: Engine, end: int | None = None) -> tuple[int, bytes]:
         """Some of the blocks that `engine` holds: (`end` of the next call, ids as native uint64).
@@ -184,6 +179,9 @@ class PrefixIndex:
     def _number(self, engine: Engine) -> int | None:
         number = self._numbers.get(engine)
         if number is None:
+            if not self._free and len(self._engines) < MAX_ENGINES:
+                self._free.append(len(self._engines))
+                self._engines.append(engine)
             while not self._free and not self.sweep():
                 pass  # a number of an engine that left is needed now
             if not self._free:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.telemetry.caches import CacheUse
+    from kvrouter.telemetry.series import CacheUse
 
     Post = Callable[[Engine, str, bytes, float], Awaitable[bytes]]
 
@@ -48,17 +48,14 @@ BYTES_PER_S: Final = 400_000
 time even for a short prompt."""
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
-FORGOTTEN_S: Final = 600.0
-"""After its pause an engine that nobody asks any more is forgotten."""
+FORGOTTEN_S: Final = 600.0  # after its pause an engine that nobody asks any more is forgotten
 T = TypeVar("T")
 
 TOKENIZE_PATH: Final = "/tokenize"
-MAX_TRIES: Final = 2
-"""Engines that are asked for one prompt."""
+MAX_TRIES: Final = 2  # engines that are asked for one prompt
 NEARLY: Final = 0.9
 """An answer that failed after so much of its time was late: timers have ticks, and may be early."""
-TRIAL_S: Final = 5.0
-"""For an answer that no request waits for."""
+TRIAL_S: Final = 5.0  # for an answer that no request waits for
 CACHED_BYTES: Final = 64 << 20
 """Memory of the token ids in the cache: 4 bytes each, their JSON about 6."""
 ENTRY_BYTES: Final = 512

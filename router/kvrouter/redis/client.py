@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 DEADLINE_S: Final = 1.0
 """Of one operation, connecting included. Redis answers in less than a millisecond."""
 IDLE_S: Final = 1.0
-RETRY_S: Final = 0.25
-"""Pause of a subscription before it connects again."""
-MAX_COMMANDS: Final = 512
-"""Commands in one batch."""
+RETRY_S: Final = 0.25  # pause of a subscription before it connects again
+MAX_COMMANDS: Final = 512  # commands in one batch
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +82,7 @@ class RedisClient:
     async def call(self, *command: str | bytes | float) -> Any:
         """The answer to one command: bytes, int, None or a list of such.
 
-        Raises:
-            RedisFailed: without an answer it is unknown whether Redis carried the command out.
+        RedisFailed: without an answer it is unknown whether Redis carried the command out.
         """
         return (await self.batch([command]))[0]
 
@@ -94,8 +91,7 @@ class RedisClient:
 
         Commands of other clients may come between.
 
-        Raises:
-            RedisFailed: Redis refused one and carried out the others, or gave no answer.
+        RedisFailed: Redis refused one and carried out the others, or gave no answer.
         """
         if len(commands) > MAX_COMMANDS:
             raise ValueError(f"{len(commands)} commands in one batch, more than {MAX_COMMANDS}")
@@ -162,8 +158,7 @@ class RedisClient:
     async def _next(self, subscription: PubSub) -> Any:
         """The next message, or Redis's sign of life after silence.
 
-        Raises:
-            TimeoutError: there is none; redis-py would wait for it for ever.
+        TimeoutError: there is none; redis-py would wait for it for ever.
         """
         async with asyncio.timeout(self.idle_s + self.deadline_s):
             message = await subscription.get_message(timeout=self.idle_s)
@@ -213,8 +208,7 @@ def with_password(url: str, password: str) -> str:
 def checked(url: str) -> str:
     """The URL of a Redis, unchanged.
 
-    Raises:
-        ValueError: it is wrong; a sentence that does not repeat a password.
+    ValueError: it is wrong; a sentence that does not repeat a password.
     """
     remedy = "give it as redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS"
     try:

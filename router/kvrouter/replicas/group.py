@@ -10,17 +10,21 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from dataclasses import dataclass, field
 from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.prefix.index import PrefixIndex, block_ids
+from kvrouter.prefix.learnt import PIECES
 from kvrouter.redis.client import RETRY_S, RedisClient, RedisFailed
 from kvrouter.replicas.changes import Changes, SharedFleet
-from kvrouter.replicas.holdings import Holdings
 from kvrouter.replicas.messages import (
+    MAX_PIECE_BLOCKS,
     BadEnvelope,
     Change,
+    Domain,
     Guess,
     Item,
     Outbox,
@@ -28,44 +32,192 @@ from kvrouter.replicas.messages import (
     State,
     decode,
 )
-from kvrouter.replicas.peers import Peer, Peers, Prefills
 from kvrouter.routing.rendezvous import weight
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections import Counter
+    from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
     from kvrouter.prefix.events.tracker import CacheTracker
-    from kvrouter.prefix.index import PrefixIndex
+
 
 TICK_S: Final = 0.005
 """Between two turns of the publisher. Other routers know this router's load with this delay, and
 may send a leg to an engine that just got one (figures: `docs/replicas.md`)."""
-HEARTBEAT_S: Final = 1.0
-"""Between two states of a router, even if nothing has changed."""
-REGISTERED_MS: Final = 5000
-"""Life of a router's key in Redis after its last heartbeat."""
-PIECES_PER_TURN: Final = 2
-"""Of a snapshot; each costs up to half a millisecond."""
-ASK_AGAIN_S: Final = 2.0
-"""Least time between two requests for a snapshot to one router."""
+HEARTBEAT_S: Final = 1.0  # between two states of a router, even if nothing has changed
+REGISTERED_MS: Final = 5000  # life of a router's key in Redis after its last heartbeat
+PIECES_PER_TURN: Final = 2  # of a snapshot; each costs up to half a millisecond
+ASK_AGAIN_S: Final = 2.0  # least time between two requests for a snapshot to one router
 
 log = logging.getLogger(__name__)
 
 
+FADED_S: Final = 2.0  # an older load does not count: a router sends its state at least every second
+GONE_S: Final = 5.0  # a router that is silent for longer is gone
+MAX_PEERS: Final = 64  # messages of further routers are refused
+NO_PREFILLS: Final = (0, 0, 0)
+Prefills = tuple[int, int, int]  # legs, tokens and estimated milliseconds
+_ROOT_BYTES: Final = 8
+_ID_BYTES: Final = 8
+_HASH_BYTES: Final = 32
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another router."""
+
+    id: str  # of its process
+    name: str = ""  # for people
+    epoch: int = -1  # see `State.epoch`
+    number: int = 0  # of its last envelope
+    heard_s: float = 0.0  # when its last state arrived, on the clock
+    load: Mapping[str, int] = field(default_factory=dict)  # its tokens in flight by engine or rank
+    prefills: Mapping[str, Prefills] = field(default_factory=dict)  # see `State.prefills`
+
+
+class Peers:
+    """The last state of each router; the pool gets their tokens in flight on its engines."""
+
+    def __init__(self, pool: EnginePool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._peers: dict[str, Peer] = {}
+
+    def __len__(self) -> int:
+        """How many routers there are."""
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        """Each router, in the order in which they joined."""
+        return iter(tuple(self._peers.values()))
+
+    def find(self, router: str) -> Peer | None:
+        """That router, if it has sent its state."""
+        return self._peers.get(router)
+
+    def update(self, router: str, state: State) -> Peer | None:
+        """Take over the state of `router`; None if there are too many routers already."""
+        peer = self._peers.get(router)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                return None
+            peer = self._peers[router] = Peer(router)
+        peer.name, peer.heard_s = state.name, self._clock()
+        self._replace(peer, state.load, state.prefills)
+        return peer
+
+    def expire(self) -> list[Peer]:
+        """Forget old loads, and routers that are gone; returns the latter."""
+        now, gone = self._clock(), []
+        for peer in self:
+            age_s = now - peer.heard_s
+            if age_s > FADED_S and (peer.load or peer.prefills):
+                self._replace(peer, {}, {})
+            if age_s > GONE_S:
+                gone.append(self._peers.pop(peer.id))
+        return gone
+
+    def oldest_state_s(self) -> float:
+        """Age of the state of the router that has been silent longest; 0 without routers."""
+        now = self._clock()
+        return max((now - peer.heard_s for peer in self._peers.values()), default=0.0)
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Count what others already have on `engine`."""
+        peers = self._peers.values()
+        told = [peer.prefills.get(engine.address, NO_PREFILLS) for peer in peers]
+        legs, tokens, work_ms = (sum(each) for each in zip(NO_PREFILLS, *told, strict=True))
+        self._pool.set_remote_load(
+            engine,
+            sum(peer.load.get(engine.address, 0) for peer in peers),
+            (legs, tokens, work_ms / 1000),
+        )
+
+    def _replace(
+        self, peer: Peer, load: Mapping[str, int], prefills: Mapping[str, Prefills]
+    ) -> None:
+        changed = peer.load.items() ^ load.items() | peer.prefills.items() ^ prefills.items()
+        peer.load, peer.prefills = load, prefills
+        for address in {address for address, _ in changed}:
+            engine = self._pool.target(address)
+            if engine is not None:
+                self.engine_joined(engine)
+
+
+@dataclass(eq=False)
+class Holdings:
+    """Blocks that engines hold, as routers tell each other: sends guesses by `queue`.
+
+    A router guesses what an engine without KV events holds, from the requests that it sends there.
+    One that joins later, or missed a message, gets a snapshot in pieces. Engines with KV events are
+    left out: each router receives their events itself.
+
+    The `tracker` knows which engines publish KV events; None if the router receives none.
+    """
+
+    pool: EnginePool
+    index: PrefixIndex
+    tracker: CacheTracker | None
+    queue: Callable[[Item], None]
+    counts: Counter[str]
+
+    def send(self, engine: Engine, hashes: bytes) -> None:
+        """This router guesses that `engine` holds these blocks, whose tokens it sent there."""
+        domain = domain_of(engine)
+        if domain is None:
+            return
+        for at in range(0, len(hashes), MAX_PIECE_BLOCKS * _HASH_BYTES):
+            ids = block_ids(hashes[at : at + MAX_PIECE_BLOCKS * _HASH_BYTES])
+            self.queue(Guess(engine.address, domain, ids.tobytes()))
+
+    def receive(self, guess: Guess) -> None:
+        """Another router guesses these blocks."""
+        engine = self.pool.target(guess.address)
+        if engine is None or domain_of(engine) != guess.domain or len(guess.ids) % _ID_BYTES:
+            self.counts["guesses_refused"] += 1
+        elif not self._has_events(engine):
+            self.counts["guesses_taken"] += 1
+            self.index.stored(engine, array("Q", guess.ids))
+            if self.tracker is not None:
+                self.tracker.guessed(engine)
+
+    def snapshot(self) -> Iterator[Item | None]:
+        """All guesses of this router in pieces, each as it is when it is taken.
+
+        None after a step without blocks, so that the caller can yield to others.
+        """
+        for engine in tuple(self.pool.targets()):
+            domain = domain_of(engine)
+            if domain is not None and not self._has_events(engine):
+                for ids in self._pieces(engine):
+                    yield Guess(engine.address, domain, ids) if ids else None
+
+    def _pieces(self, engine: Engine) -> Iterator[bytes]:
+        end: int | None = None
+        while end != 0:
+            end, ids = self.index.held(engine, end)
+            for at in range(0, len(ids) or 1, MAX_PIECE_BLOCKS * _ID_BYTES):
+                yield ids[at : at + MAX_PIECE_BLOCKS * _ID_BYTES]
+
+    def _has_events(self, engine: Engine) -> bool:
+        return self.tracker is not None and self.tracker.reports(engine)
+
+
+def domain_of(engine: Engine) -> Domain | None:
+    """What gives the ids of its blocks their meaning; None while it is not in the pool."""
+    if engine.identity is None:
+        return None
+    domain = engine.identity.domain or PIECES
+    return Domain(domain.block_tokens, domain.root[:_ROOT_BYTES])
+
+
 @dataclass(eq=False)
 class Group:
-    """What this router shares. `start` it when its engines have been probed; `close` ends it.
-
-    Attributes:
-        fleet: for the admin API in place of `own_fleet`: other routers follow its changes.
-        holdings: receives the blocks that this router believes engines to hold.
-        counts: messages sent, received, lost and refused, by kind.
-        peers: the other routers.
-    """
+    """What this router shares. `start` it when its engines have been probed; `close` ends it."""
 
     redis: RedisClient  # not closed here
     prefix: str  # of every key and channel
@@ -84,10 +236,12 @@ class Group:
         self._all_routers = f"{self.prefix}:routers"
         self._inbox_of = f"{self.prefix}:router:{{}}".format
         self._outbox = Outbox(self.id, self._all_routers)
-        self.counts = self._outbox.counts
-        self.peers = Peers(pool, self.clock)
+        self.counts = self._outbox.counts  # messages sent, received, lost and refused, by kind
+        self.peers = Peers(pool, self.clock)  # the other routers
         self._changes = Changes(self.id)
+        # For the admin API in place of `own_fleet`: other routers follow its changes.
         self.fleet = SharedFleet(self.own_fleet, pool, self._changes)
+        # Receives the blocks that this router believes engines to hold.
         self.holdings = Holdings(pool, self.index, self.tracker, self._queue, self.counts)
         self._tasks: list[asyncio.Task[None]] = []
         self._snapshots: dict[str, Iterator[Item | None]] = {}

@@ -46,36 +46,24 @@ class Domain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """A change of an engine by an operator.
+    """A change of an engine by an operator."""
 
-    Attributes:
-        address: HOST:PORT.
-        action: the role of the added engine, or how it was removed.
-        stamp: of two changes of one engine the larger stamp wins.
-        by: the router that took the change; decides between equal stamps.
-    """
-
-    address: Address
-    action: Action
-    stamp: Number
-    by: RouterId
+    address: Address  # HOST:PORT
+    action: Action  # the role of the added engine, or how it was removed
+    stamp: Number  # of two changes of one engine the larger stamp wins
+    by: RouterId  # the router that took the change; decides between equal stamps
 
 
 class State(msgspec.Struct, tag="s", frozen=True, array_like=True):
-    """The state of a router; each replaces the one before.
+    """The state of a router; each replaces the one before."""
 
-    Attributes:
-        name: for people.
-        epoch: a new number means that messages of this router were lost.
-        load: its tokens in flight by engine or rank; those left out have none.
-        changes: all changes that it knows; None if nothing is new.
-        prefills: legs, tokens and estimated milliseconds of its prefill legs, in the same way.
-    """
-
-    name: Annotated[str, msgspec.Meta(max_length=300)]
-    epoch: Number
+    name: Annotated[str, msgspec.Meta(max_length=300)]  # for people
+    epoch: Number  # a new number means that messages of this router were lost
+    # Its tokens in flight by engine or rank; those left out have none.
     load: Annotated[dict[Address, Tokens], msgspec.Meta(max_length=MAX_ADDRESSES)]
+    # All changes that it knows; None if nothing is new.
     changes: Annotated[list[Change], msgspec.Meta(max_length=MAX_CHANGES)] | None = None
+    # Legs, tokens and estimated milliseconds of its prefill legs, in the same way.
     prefills: Annotated[
         dict[Address, tuple[Tokens, Tokens, Tokens]], msgspec.Meta(max_length=MAX_ADDRESSES)
     ] = {}
@@ -97,19 +85,12 @@ Item = State | Guess | SnapshotRequest
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """One message of a channel.
+    """One message of a channel."""
 
-    Attributes:
-        version: of the format of the rest.
-        sender: id of a router.
-        number: counts the sender's envelopes to all routers; 0 in one to a single router.
-        items: oldest first.
-    """
-
-    version: int
-    sender: RouterId
-    number: Number
-    items: list[Item]
+    version: int  # of the format of the rest
+    sender: RouterId  # id of a router
+    number: Number  # counts the sender's envelopes to all routers; 0 in one to a single router
+    items: list[Item]  # oldest first
 
 
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):

@@ -15,12 +15,14 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import uses_store
 from kvrouter.openai.request import Request, priority
 from kvrouter.prefix.in_flight import InFlightPrefixes, marks_of
+from kvrouter.prefix.lower import NOTHING
 from kvrouter.routing.rendezvous import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kvrouter.engines.pool import EnginePool, Ticket
+    from kvrouter.prefix.lower import Loadable
 
 TOKENS_PER_MS: Final = 10.0
 """Prompt tokens that an engine computes in a millisecond without attention. Only the order of legs
@@ -30,8 +32,7 @@ LONG_CONTEXT_TOKENS: Final = 32768
 AGING: Final = 0.1
 """Milliseconds of work that a millisecond of waiting is worth: only legs that come within 10 W ms
 can overtake a leg of W ms, so that a long prompt does not wait for ever."""
-STRIDE: Final = 1 << 40
-"""Between two priorities of clients; more than any leg's own."""
+STRIDE: Final = 1 << 40  # between two priorities of clients; more than any leg's own
 MAX_GIVEN: Final = 1 << 22
 """Engines take 64 bits; larger priorities of clients are passed on as they are."""
 Mode = Literal["auto", "on", "off"]
@@ -48,6 +49,8 @@ class RouteInputs:
     block_tokens: int = 0  # 0: unknown, and nothing can match
     matches: Mapping[Engine, int] = field(default_factory=dict)
     """Leading blocks that an engine's own cache holds, by its KV events."""
+    lower: Mapping[Engine, Loadable] = field(default_factory=dict)
+    """The same with what it can load from its own host memory or storage, and the cost of that."""
     guesses: Mapping[Engine, int] = field(default_factory=dict)
     """Leading blocks that the router sent to an engine or has in flight there. They may be evicted,
     or not computed yet: no reason to skip a prefill leg."""
@@ -99,7 +102,7 @@ def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
     "exact", "learnt": it holds a beginning of the prompt, by its events or by a guess. "session":
     nobody does, and the session has its place. "load": nothing else.
     """
-    if engine in inputs.matches:
+    if engine in inputs.matches or engine in inputs.lower:
         return "exact"
     if engine in inputs.guesses:
         return "learnt"
@@ -123,14 +126,12 @@ def held_tokens(inputs: RouteInputs, engine: Engine, guessed_blocks: int = 0) ->
     """Leading tokens of the prompt that `engine` holds, could load, or is guessed to hold."""
     usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
     stored = inputs.store_blocks.get(engine.manifest or "", 0)
-    blocks = max(inputs.matches.get(engine, 0), stored, guessed_blocks)
-    return min(blocks, usable) * inputs.block_tokens
+    own, lower = inputs.matches.get(engine, 0), inputs.lower.get(engine, NOTHING)
+    return min(max(own, lower.blocks, stored, guessed_blocks), usable) * inputs.block_tokens
 
 
 def computed_tokens(inputs: RouteInputs, engine: Engine) -> int:
     """Tokens of the prompt that `engine` would have to compute; guesses count as held."""
-    if not (inputs.matches or inputs.guesses or inputs.store_blocks):
-        return inputs.prompt_tokens
     return inputs.prompt_tokens - held_tokens(inputs, engine, inputs.guesses.get(engine, 0))
 
 
@@ -151,8 +152,6 @@ def missing_tokens(inputs: RouteInputs, decode: Engine) -> int:
     if not inputs.exact or not block_tokens:
         return inputs.prompt_tokens
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
-    if not inputs.matches and not inputs.store_blocks:
-        return usable * block_tokens
     return usable * block_tokens - held_tokens(inputs, decode)
 
 

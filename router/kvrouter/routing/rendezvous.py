@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.routing.plan import RouteInputs
 
-BOUND: Final = 1.25
-"""Of the mean load: an engine with more takes no session that it has nothing of."""
+BOUND: Final = 1.25  # of the mean load: an engine with more takes no session that it has nothing of
 LOOSE_BOUND: Final = 2.0
 """The same for prompts of which an engine may hold something: to compute them elsewhere costs."""
-LEAST_TOKENS: Final = 2048
-"""An engine with less has room, whatever the others have."""
-LEAST_PROMPTS: Final = 4
-"""The same of prompts that an engine may hold."""
+LEAST_TOKENS: Final = 2048  # an engine with less has room, whatever the others have
+LEAST_PROMPTS: Final = 4  # the same of prompts that an engine may hold
 
 
 def by_affinity(

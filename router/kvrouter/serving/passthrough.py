@@ -53,7 +53,7 @@ from kvrouter.serving.streaming.relay import Relay, begin_events, broke_off, pas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.admission.recompute_budget import RecomputeBudget
+    from kvrouter.admission.held import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool, Ticket
@@ -70,8 +70,7 @@ if TYPE_CHECKING:
     """Path, header lines and body."""
 
 _TOKENS: Final = attrgetter("tokens")
-_MESSAGE: Final = 1000
-"""Characters of an engine's message that are passed on."""
+_MESSAGE: Final = 1000  # characters of an engine's message that are passed on
 NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 RENDERED: Final = {MESSAGES: f"{MESSAGES}/render", RESPONSES: f"{RESPONSES}/render"}
 """Where engines say what the prompt of a request to a path is."""
-_CLIENTS_TOOLS: Final = (None, "custom", "function")
-"""Types of tools that the client calls."""
+_CLIENTS_TOOLS: Final = (None, "custom", "function")  # types of tools that the client calls
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
+from kvrouter.fates.split import Evidence, count_fates
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.summary import Parts, ms, parts_of, prompt_tokens, usage_of
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
@@ -21,7 +22,10 @@ from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL, Metrics
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 
 if TYPE_CHECKING:
+    from kvrouter.fates.recent import Recent
+    from kvrouter.serving.recording import Recorder
     from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.evidence import Witness
     from kvrouter.telemetry.by_model import ModelMetrics
     from kvrouter.telemetry.tracing.trace import Tracing
 
@@ -30,8 +34,7 @@ log = logging.getLogger(__name__)
 _TOGETHER: Final = 16
 _BODY_BYTES: Final = 1 << 16
 """A request with a larger body does not wait: those that do hold a MiB of bodies at most."""
-_MODEL: Final = 200
-"""Characters of a model's name in a line: a client may ask for any."""
+_MODEL: Final = 200  # characters of a model's name in a line: a client may ask for any
 
 
 @dataclass(eq=False)
@@ -41,6 +44,9 @@ class Settler:
     metrics: Metrics  # counts and times them; asks for settlement before a scrape
     log: RequestLog | None  # takes a line for each, or None
     tracing: Tracing | None  # takes the traces of those that have one
+    recorder: Recorder | None = None  # takes those for text
+    witness: Witness | None = None  # tells what became of prompt tokens; None: nobody asks
+    recent: Recent | None = None  # remembers that; None: nobody asks
 
     def __post_init__(self) -> None:
         self._waiting: list[tuple[RequestContext, float]] = []
@@ -75,7 +81,7 @@ class Settler:
                 log.exception("request %s is not counted or logged", context.request_id)
 
     def _take_up(self, context: RequestContext, now_s: float, at_s: float) -> None:
-        endpoint, parts = context.endpoint, None
+        endpoint, parts, known = context.endpoint, None, list[Evidence]()
         status = 499 if context.outcome.reason == "client_left" else context.status
         model, caller = self.metrics.of(context.model), caller_of(context.exchange)
         if endpoint is not None:
@@ -86,14 +92,28 @@ class Settler:
         if endpoint is None or endpoint.generates:  # a request for text
             parts = parts_of(context.timing, context.timing.first_s or now_s)
             self._count(context, model, status, parts, now_s)
-        if self.log is not None:
-            self.log.write(line_of(context, status, parts, now_s, at_s))
+            known = self._known(context)
+        fates, recent = count_fates(known, model.fates), self.recent if known else None
+        if self.log is not None or recent is not None:
+            line = line_of(context, status, parts, now_s, at_s)
+            line.fates = fates
+            if recent is not None:
+                recent.add(line, context.request, context.exchange.headers, known)
+            if self.log is not None:
+                self.log.write(line)
         if self.tracing is not None and context.trace is not None:
             if parts is not None:
                 end_request(context, context.trace.request, parts, now_s)
             else:
                 end_passed_through(context, context.trace.request, status, now_s)
             self.tracing.take(context.trace)
+        if self.recorder is not None and parts is not None:
+            self.recorder.take(context, now_s)
+
+    def _known(self, context: RequestContext) -> list[Evidence]:
+        """What is known of each prompt of a request."""
+        witness, units = self.witness, context.shares or (context,)
+        return [known for unit in units if witness and (known := witness.evidence(unit))]
 
     def _count(
         self, context: RequestContext, model: ModelMetrics, status: int, parts: Parts, now_s: float
@@ -143,7 +163,8 @@ def _fill_in(line: RequestLine, context: RequestContext, parts: Parts) -> None:
     line.model = request.model[:_MODEL] if request.model else None
     if request is not UNREAD:
         line.stream, line.prompt_tokens = request.stream, prompt_tokens(context)
-    line.hit_engine_tokens, line.hit_store_tokens = route.hit_engine, route.hit_store
+    line.hit_engine_tokens, line.hit_lower_tokens = route.hit_engine, route.hit_lower
+    line.hit_store_tokens = route.hit_store
     line.cached_tokens, line.generated = route.cached_tokens, context.outcome.generated
     line.plan = context.why
     if route.plan is not None and route.plan.predicted_s:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-MODEL: Final = "model"
-"""The label that names the model of a request; empty while it is unknown."""
-MAX_MODELS: Final = 100
-"""Models with series of their own."""
+MODEL: Final = "model"  # the label that names the model of a request; empty while it is unknown
+MAX_MODELS: Final = 100  # models with series of their own
 OTHER_MODELS: Final = "other"
 """The label of those that come later: adapters may come and go without end."""
 
@@ -29,28 +27,30 @@ class ModelMetrics:
     """Counts and times of the requests for one model; code on their way adds to them.
 
     Attributes:
-        label: its name in labels.
         running: requests in flight.
         waiting: requests that wait to begin.
-        prompt_tokens: of plans; `hit_engine` and `hit_store` are those with KV there.
+        prompt_tokens: of plans; `hit_engine`, `hit_lower` and `hit_store` have KV there.
         cached_tokens: that prefill engines did not compute.
         generation_tokens: that clients got.
+        fates: prompt tokens by what became of them, see `kvrouter.fates`.
     """
 
     __slots__ = (
         *("label", "running", "waiting", "ttft", "gaps", "e2e", "queue"),
-        *("prompt_tokens", "hit_engine", "hit_store", "cached_tokens", "generation_tokens"),
+        *("prompt_tokens", "hit_engine", "hit_lower", "hit_store"),
+        *("cached_tokens", "generation_tokens", "fates"),
     )
 
     def __init__(self, label: str, times: ByModel) -> None:
-        self.label = label
+        self.label = label  # its name in labels
         self.ttft = times.ttft.of(label)
         self.gaps = times.gaps.of(label)
         self.e2e = times.e2e.of(label)
         self.queue = times.queue.of(label)
         self.running = self.waiting = 0
-        self.prompt_tokens = self.hit_engine = self.hit_store = 0
+        self.prompt_tokens = self.hit_engine = self.hit_lower = self.hit_store = 0
         self.cached_tokens = self.generation_tokens = 0
+        self.fates: dict[str, int] = {}
 
 
 class ByModel:
@@ -110,10 +110,18 @@ class ByModel:
         yield Reading(
             "kvrouter:prefix_hit_tokens",
             "Prompt tokens by the place of their KV at the plan: in the decode engine "
-            "(engine), otherwise in the store (store), unknown (none). They add up to the "
-            "prompt tokens.",
+            "(engine), its host memory or storage (lower), the store (store), or unknown (none). "
+            "They add up to the prompt tokens.",
             self._hits,
             ["source", MODEL],
+            grows=True,
+        )
+        yield Reading(
+            "kvrouter:prompt_tokens_by_fate",
+            "Prompt tokens of answered requests, each by its one fate: reused from where, or "
+            "computed for which reason (docs/why.md).",
+            lambda: (((fate, one.label), n) for one in self for fate, n in one.fates.items()),
+            ["fate", MODEL],
             grows=True,
         )
 
@@ -136,7 +144,7 @@ class ByModel:
 
     def _hits(self) -> Iterator[Row]:
         for one in self:
-            missing = one.prompt_tokens - one.hit_engine - one.hit_store
-            found = {"engine": one.hit_engine, "store": one.hit_store, "none": missing}
+            found = {"engine": one.hit_engine, "lower": one.hit_lower, "store": one.hit_store}
+            found["none"] = one.prompt_tokens - sum(found.values())
             for source, tokens in found.items():
                 yield (source, one.label), tokens

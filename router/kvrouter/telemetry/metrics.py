@@ -29,31 +29,21 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Collector):
-    """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them.
-
-    Attributes:
-        running: requests in flight.
-        models: what is counted by model.
-        of: what is counted of a model; `ByModel.of`.
-        settle: counts requests that have ended since the last call; called before a scrape.
-    """
+    """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self.running = 0  # requests in flight
+        # Counts requests that have ended since the last call; called before a scrape.
         self.settle: Callable[[], None] = lambda: None
-        self.models = ByModel()
-        self.of = self.models.of
+        self.models = ByModel()  # what is counted by model
+        self.of = self.models.of  # what is counted of a model; `ByModel.of`
         self._name_times()
         self._name_ends()
         self._name_counts()
         self._name_handovers()
         build = __version__, python_version()
         self._more: list[Reading | Tally] = [
-            Reading(
-                "kvrouter:num_requests_running",
-                "Requests in flight.",
-                lambda: self.running,
-            ),
+            Reading("kvrouter:num_requests_running", "Requests in flight.", lambda: self.running),
             Reading(
                 "kvrouter:build_info",
                 "Always 1; the labels are the versions of kvrouter and Python.",

@@ -44,8 +44,10 @@ class RequestLine(Struct, omit_defaults=True, gc=False):
     stream: bool | None = None
     prompt_tokens: int | None = None
     hit_engine_tokens: int | None = None
+    hit_lower_tokens: int | None = None
     hit_store_tokens: int | None = None
     cached_tokens: int | None = None
+    fates: dict[str, int] | None = None
     generated: int | None = None
     plan: str | None = None
     predicted_ms: float | None = None

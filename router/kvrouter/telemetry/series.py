@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,11 +18,12 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from pydantic import ByteSize
 
 from kvrouter._native import Buckets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # Buckets of vLLM (vllm/v1/metrics/loggers.py), so that panels made for it fit.
 TTFT_BUCKETS: Final = (
@@ -39,22 +41,29 @@ REQUEST_BUCKETS: Final = (
 OVERHEAD_BUCKETS: Final = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0,
 )  # fmt: skip
+Row = tuple[tuple[str, ...] | str, float]
+"""The values of its labels (of a single one by itself), and its number."""
+_TEXTS: Final = {
+    "entries": "Entries of a cache: prompts with their token ids (tokens) or block hashes "
+    "(block_hashes), marked blocks of prompts in flight (in_flight), blocks that engines hold in "
+    "host memory (kv_host) and storage (kv_storage), by their KV events.",
+    "bytes": "Memory of the entries of a cache.",
+    "max_bytes": "Limit of the memory of a cache: the oldest entries make room; of in_flight, by "
+    "--max-concurrent-requests.",
+}
 
 
 class Histogram:
-    """A histogram without labels, observed from one thread.
-
-    Attributes:
-        buckets: the counts; native code adds to them for the events of streams.
-        observe: counts a value; the native method itself.
-    """
+    """A histogram without labels, observed from one thread."""
 
     __slots__ = ("_bounds", "buckets", "help", "name", "observe")
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self.name = name
         self.help = text
+        # The counts; native code adds to them for the events of streams.
         self.buckets = Buckets(bounds)
+        # Counts a value; the native method itself.
         self.observe: Callable[[float], None] = self.buckets.observe
         self._bounds = (*map(str, bounds), "+Inf")
 
@@ -131,10 +140,6 @@ class Tally(defaultdict[tuple[str, ...] | str, int]):
         return family
 
 
-Row = tuple[tuple[str, ...] | str, float]
-"""The values of its labels (of a single one by itself), and its number."""
-
-
 @dataclass(eq=False)
 class Reading:
     """A gauge, or with `grows` a counter, that `read` returns at each scrape: a number, or rows."""
@@ -154,3 +159,35 @@ class Reading:
         for labels, value in [((), found)] if isinstance(found, int | float) else found:
             family.add_metric((labels,) if isinstance(labels, str) else labels, float(value))
         return family
+
+
+class CacheUse(NamedTuple):
+    """Entries of a cache, their memory, and its limit."""
+
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+class BoundedCache(Protocol):
+    """A cache with bounded memory."""
+
+    @property
+    def use(self) -> CacheUse:
+        """Its entries and memory now."""
+
+
+def cache_readings(caches: Mapping[str, BoundedCache]) -> Iterator[Reading]:
+    """A gauge for each field of CacheUse, with a row for each cache."""
+    for field, text in _TEXTS.items():
+        yield Reading(f"kvrouter:cache_{field}", text, partial(_rows, field, caches), ["cache"])
+
+
+def bounds(caches: Mapping[str, BoundedCache]) -> str:
+    """The limits of caches, on one line for people."""
+    sizes = {name: ByteSize(cache.use.max_bytes) for name, cache in caches.items()}
+    return ", ".join(f"{name} {size.human_readable()}" for name, size in sizes.items())
+
+
+def _rows(field: str, caches: Mapping[str, BoundedCache]) -> Iterator[Row]:
+    return ((name, getattr(cache.use, field)) for name, cache in caches.items())

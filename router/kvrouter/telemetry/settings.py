@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ByteSize, Field, field_validator
 
 from kvrouter.options.types import LogLevel  # noqa: TC001 (pydantic reads it)
 from kvrouter_store.node.settings import LogFormat  # noqa: TC001 (pydantic reads it)
@@ -27,6 +27,18 @@ class ObservabilitySettings(BaseModel):
     access_log: bool = Field(
         default=True,
         description="Log one line per request with its outcome, at --log-level info or debug.",
+    )
+    record: str | None = Field(
+        default=None,
+        description="Write a line into this file for each prompt that engines got, as a Mooncake "
+        "trace: salted names of blocks, lengths and times, no text.",
+        json_schema_extra={"metavar": "PATH"},
+    )
+    record_max_bytes: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        ge=1 << 16,
+        description="Most bytes of the record. With half of them, the file is renamed to PATH.1, "
+        "in place of the one before.",
     )
     route_headers: bool = Field(
         default=False,

@@ -92,20 +92,21 @@ class _Answer(msgspec.Struct):
 def run(settings: StatusSettings) -> None:
     """Print the table. UsageError: the router does not answer, or refuses."""
     try:
-        workers = msgspec.json.decode(asyncio.run(_ask(settings)), type=_Answer).workers
+        answer = asyncio.run(ask(settings, "/workers", _ADDRESS))
+        workers = msgspec.json.decode(answer, type=_Answer).workers
     except (msgspec.DecodeError, RecursionError):
         raise UsageError(
             f"{settings.url}/workers is of another version; use that version's kvrouter status"
         ) from None
-    rows = [list(map(_printable, row)) for worker in workers for row in _rows(worker)]
+    rows = [list(map(printable, row)) for worker in workers for row in _rows(worker)]
     sides = ["left"] * HEADS.index("load") + ["right", "right"]
     table = tabulate(rows, HEADS, tablefmt="plain", disable_numparse=True, colalign=sides)
     print(table if rows else "The router has no engines.")
 
 
-async def _ask(settings: StatusSettings) -> bytes:
-    """The body of /workers."""
-    url, token = f"{settings.url}/workers", settings.token.get_secret_value()
+async def ask(settings: StatusSettings, path: str, remedy: str) -> bytes:
+    """The body of a page of the router; UsageError, which ends with `remedy`: it has none."""
+    url, token = f"{settings.url}{path}", settings.token.get_secret_value()
     try:
         async with (
             aiohttp.ClientSession(trust_env=False) as session,
@@ -120,8 +121,8 @@ async def _ask(settings: StatusSettings) -> bytes:
             if answer.status == 200:
                 return await read_bounded(answer, MAX_ANSWER_BYTES, ValueError)
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-        raise UsageError(f"{settings.url} does not answer ({_why(error)}); {_ADDRESS}") from None
-    remedy = _TOKEN if answer.status == 401 else _ADDRESS
+        raise UsageError(f"{settings.url} does not answer ({_why(error)}); {remedy}") from None
+    remedy = _TOKEN if answer.status == 401 else remedy
     raise UsageError(f"{url} answers {answer.status}; {remedy}")
 
 
@@ -144,6 +145,6 @@ def _load(target: _Target) -> tuple[str, ...]:
     return target.circuit or "-", f"{target.load:,}", f"{target.tokens:,}", index
 
 
-def _printable(cell: str) -> str:
+def printable(cell: str) -> str:
     """`cell` without characters that control a terminal: engines name models and problems."""
     return "".join(c if c.isprintable() else "?" for c in cell)

@@ -214,6 +214,8 @@ class Dialer:
         """
         try:
             probe = Channel(local, self.credentials, deadline, Access.READ)
+        except DeadlineExceeded:  # it may be the node, busy: the choice would outlast that
+            raise
         except (StoreUnavailable, OSError):
             if self.address.path:
                 raise

@@ -4,7 +4,7 @@ It ends when it is released, when its connection breaks, or when the process of 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +22,10 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter_store.client.blocking import StoreClient
+
+
+Read = Callable[[bytes, Segments, Sequence[int]], Sequence[BlockStatus]]
+"""Writes the blocks of these hashes to these places of a memory; a status for each."""
 
 
 class Lease:
@@ -212,15 +216,43 @@ class Reservation:
         digest = channel.hello.digests
         return _core.gather(channel.pool, segments, indices, self._offsets, digest)
 
-    def commit(self, crcs: Sequence[int]) -> list[BlockStatus]:
-        """Make the granted blocks visible: OK for each, or GONE where the reservation has ended.
+    def receive(self, block_bytes: int, read: Read) -> list[int]:
+        """Have `read` write the granted slots themselves; what `commit` takes.
 
-        `crcs` as `fill` returned them. The node ends a reservation when its connection has asked
-        nothing for the node's --reserve-timeout.
+        That is of the leading blocks that are OK. Raises LeaseLost, and what `read` raises.
         """
+        channel = self._channel
+        if not channel.usable or channel.pool is None:
+            raise LeaseLost("the connection of the reservation was lost")
+        try:
+            mapped = channel.pool.slice(0, channel.pool.size)  # stays until this returns
+        except ValueError as error:
+            raise LeaseLost("the connection of the reservation was lost") from error
+        (base,), granule = Segments.over(mapped, 1).bases, channel.hello.granule_bytes
+        memory = Segments([base], [granule], [block_bytes])
+        places = [offset // granule for offset in self._offsets]
+        came = [status is BlockStatus.OK for status in read(self._hashes, memory, places)]
+        places = places[: (*came, False).index(False)]
+        return memory.digests(places) if channel.hello.digests else [0] * len(places)
+
+    def commit(self, crcs: Sequence[int]) -> list[BlockStatus]:
+        """Make leading granted blocks visible: OK for each, or GONE where the reservation ended.
+
+        `crcs` as `fill` or `receive` returned them, one for each of the blocks; the other slots are
+        given back. The node ends a reservation when its connection has asked nothing for the node's
+        --reserve-timeout.
+        """
+        made, names = len(crcs), self._hashes
+        target, hashes = self._target, names[: made * HASH_BYTES]
+        statuses: Sequence[int] = ()
         with self._ending() as (channel, deadline):
-            reply = commit(channel, self._target, deadline, self._hashes, self._generations, crcs)
-        return [BlockStatus(code) for code in reply.statuses]
+            if made:
+                generations = self._generations[:made]
+                statuses = commit(channel, target, deadline, hashes, generations, crcs).statuses
+            if made < self.granted:
+                rest, generations = names[made * HASH_BYTES :], self._generations[made:]
+                abort(channel, target, deadline, rest, generations)
+        return [BlockStatus(code) for code in statuses]
 
     def abort(self) -> None:
         """Give the slots back."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.client.lease import Lease
+from kvrouter_store.client.lease import Lease, Reservation
 from kvrouter_store.client.results import PutResult
 from kvrouter_store.connectors.reach import Reach
 from kvrouter_store.identity.block import Manifest
@@ -56,6 +56,10 @@ class StoreLink(Reach):
         return self.operate(
             lambda: self.client.put(self.manifest, part, hashes, span, segments, indices), None
         )
+
+    def reserve(self, part: int, hashes: bytes, span: range) -> Reservation | None:
+        """Slots of one part of these blocks, where the node's memory is mapped; None: none."""
+        return self.operate(lambda: self.client.reserve(self.manifest, part, hashes, span), None)
 
     def get_into(
         self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]

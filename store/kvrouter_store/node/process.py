@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pydantic import ByteSize
 
-from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
+from kvrouter_store._core import StoreServer, TlsContext
 from kvrouter_store.descriptors import connections, lack, raise_limit
 from kvrouter_store.free_memory import limit_bytes, reader
 from kvrouter_store.log import log_to_stderr
@@ -24,7 +24,7 @@ from kvrouter_store.node.http_api import HttpApi, Respond
 from kvrouter_store.node.own_client import OwnClient, own_address
 from kvrouter_store.node.placement import Advice, advice, placement_notes, plan
 from kvrouter_store.node.rdma_host import serving_rdma
-from kvrouter_store.node.settings import GONE_POLICY, StoreSettings
+from kvrouter_store.node.settings import GONE_POLICY, POLICIES, SECONDS_POLICY, StoreSettings
 from kvrouter_store.node.signals import Signals, drain, reload_on_hangup
 from kvrouter_store.node.start_checks import (
     StartRefused,
@@ -231,11 +231,18 @@ def _start_store(
 
 
 def _policy(settings: StoreSettings) -> str:
-    if settings.eviction != GONE_POLICY:
-        return settings.eviction
-    instead = EVICTION_POLICIES[0]
-    log.warning("--eviction %s is deprecated: this node uses %s", GONE_POLICY, instead)
-    return instead
+    policy = settings.eviction
+    if policy == GONE_POLICY:
+        policy = POLICIES[0]
+        log.warning("--eviction %s is deprecated: this node uses %s", GONE_POLICY, policy)
+    if settings.eviction_objective == "tokens":
+        return policy
+    if settings.disk or settings.tier:
+        log.warning(
+            "--eviction-objective seconds is for nodes without --disk and --tier: what those have "
+            "is loaded, not computed, and the time of that is saved by tokens"
+        )
+    return SECONDS_POLICY
 
 
 def _check_memory(settings: StoreSettings, limit: int | None) -> None:

@@ -26,6 +26,8 @@ from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
 KIB = 1024
 MIB = 1024 * KIB
 GONE_POLICY = "s3fifo"  # still taken for --eviction, and means the default
+SECONDS_POLICY = "density-seconds"  # --eviction density with --eviction-objective seconds
+POLICIES = tuple(name for name in EVICTION_POLICIES if name != SECONDS_POLICY)
 MODE = re.compile(r"0?[67][0-7][0-7]")
 
 
@@ -156,10 +158,16 @@ class StoreSettings(RdmaSettings, BaseSettings):
         default=ByteSize(16 * KIB), description="Unit of allocation in the pool: 4KiB to 64KiB."
     )
     eviction: str = Field(
-        default=EVICTION_POLICIES[0],
+        default=POLICIES[0],
         description="Policy that chooses the blocks to evict when the pool is full: "
-        f"{' or '.join(EVICTION_POLICIES)}.",
+        f"{' or '.join(POLICIES)}.",
         json_schema_extra={"metavar": "POLICY"},
+    )
+    eviction_objective: Literal["tokens", "seconds"] = Field(
+        default="tokens",
+        description="What --eviction density keeps the most of. tokens: tokens that are found "
+        "again. seconds: seconds of prefill, where prompts are long and there is no --disk or "
+        "--tier; it finds fewer tokens.",
     )
     reserve_limit: ByteSize = Field(
         default=ByteSize(0),
@@ -313,9 +321,15 @@ class StoreSettings(RdmaSettings, BaseSettings):
     @field_validator("eviction")
     @classmethod
     def _known_policy(cls, value: str) -> str:
-        if value not in {*EVICTION_POLICIES, GONE_POLICY}:
-            raise ValueError(f"give {' or '.join(EVICTION_POLICIES)}")
+        if value not in {*POLICIES, GONE_POLICY}:
+            raise ValueError(f"give {' or '.join(POLICIES)}")
         return value
+
+    @model_validator(mode="after")
+    def _an_objective_of_the_policy(self) -> Self:
+        if self.eviction_objective == "seconds" and self.eviction == "lru":
+            raise ValueError("--eviction-objective seconds needs --eviction density")
+        return self
 
     @field_validator("memory", "tier_memory")
     @classmethod

@@ -12,10 +12,10 @@ from tests.fakes.pd import Json, Network, PdEngine, PlainEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 from tests.fakes.pd_nixl import NixlEngine
+from tests.fakes.pd_p2p import P2pEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 
 KINDS: dict[str, type[PdEngine]] = {
@@ -25,6 +25,7 @@ KINDS: dict[str, type[PdEngine]] = {
         NixlEngine,
         MooncakeEngine,
         MooncakeLegacyEngine,
+        P2pEngine,
         SglangEngine,
         PlainEngine,
     )
@@ -123,10 +124,10 @@ async def open_site() -> AsyncIterator[Open]:
             await engine.start()
         ports = [
             f"{e.address}={e.bootstrap_port}" for e in engines if isinstance(e, MooncakeEngine)
-        ]
+        ] + [f"{e.address}={e.control_port}" for e in engines if isinstance(e, P2pEngine)]
         if family == "mooncake-legacy":
             settings = {"kv_connector": "mooncake", **settings}  # told by its /version
-        if family == "mooncake":
+        if family in ("mooncake", "p2p"):
             settings = {"bootstrap_port": ports[:prefill], "kv_connector": family, **settings}
         app = build(
             RouterSettings(

@@ -301,7 +301,7 @@ async def test_what_no_decode_engine_fetches_is_released_at_once(
     assert await here.metric('kvrouter:stranded_release_total{outcome="released"}') == 4
 
 
-@pytest.mark.parametrize("family", ["mooncake", "mooncake-legacy", "nixl", "store"])
+@pytest.mark.parametrize("family", ["mooncake", "mooncake-legacy", "nixl", "p2p", "store"])
 async def test_without_prefill_engines_decode_computes_within_the_budget(
     open_site: Open, family: str
 ) -> None:

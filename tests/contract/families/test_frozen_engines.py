@@ -15,6 +15,7 @@ SPLIT = [family for family in KINDS if FAMILIES[family].order is not LegOrder.SI
 
 
 async def asked_frozen(here: Site, engines: list[PdEngine], *, stream: bool) -> PdEngine:
+    await until(lambda: all(engine.identity for engine in here.app.core.pool.all()))
     for engine in engines:
         engine.mode = "hang"
     task = asyncio.create_task(here.same(ids(stream=stream)))

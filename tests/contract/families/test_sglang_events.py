@@ -14,7 +14,9 @@ from tests.contract.families.test_ranks import free_ports
 from tests.fakes.patience import until
 from tests.fakes.pd import PdEngine
 from tests.fakes.pd_sglang import SglangEngine
+from tests.unit.router.prefix.events.test_tracker import make_wire
 
+from kvrouter.engines.engine import Identity
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 PAGE = 16
@@ -22,18 +24,17 @@ TEXT = " ".join(str(number) for number in range(200))
 
 
 def pages(tokens: Sequence[int]) -> list[Any]:
-    """Events of a prompt: one for each page, named by SGLang's mem_cache/utils.py `get_hash_str`.
+    """The event of a prompt: its whole pages, named by SGLang's mem_cache/utils.py `get_hash_str`.
 
-    Array-encoded, names as signed 64 bits (`hash_str_to_int64`).
+    Names are signed 64 bits (`hash_str_to_int64`), in one event (mem_cache/events.py `enqueue`).
+    tests/sglang holds a real engine to it.
     """
-    events, parent, digest = [], None, b""
-    for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
-        page = list(tokens[at : at + PAGE])
-        digest = sha256(digest + array("I", page).tobytes()).digest()
-        name = struct.unpack(">q", digest[:8])[0]
-        events.append(["BlockStored", [name], parent, page, PAGE, None, "GPU"])
-        parent = name
-    return events
+    names, digest, end = list[int](), b"", len(tokens) // PAGE * PAGE
+    for at in range(0, end, PAGE):
+        digest = sha256(digest + array("I", tokens[at : at + PAGE]).tobytes()).digest()
+        names += struct.unpack(">q", digest[:8])
+    told = {"block_hashes": names, "parent_block_hash": None, "token_ids": list(tokens[:end])}
+    return [{"type": "BlockStored", **told, "block_size": PAGE, "lora_id": None, "medium": "GPU"}]
 
 
 def paged(engines: list[PdEngine]) -> None:
@@ -81,3 +82,17 @@ async def test_engines_without_events_or_with_pages_of_one_token_name_no_blocks(
 ) -> None:
     here = await open_site("sglang", 1, 2, policy="prefix")
     assert here.app.core.pool.domain("m") is None
+
+
+def test_pages_of_salted_prompts_are_known_under_their_salt_alone() -> None:
+    wire, root = make_wire(), root_hash(None)
+    wire.pool.join(wire.engine, Identity(("m",), None, PAGE, None, root))
+    (event,) = pages(range(4 * PAGE))
+    salted = {**event, "block_hashes": [1, 2, 3, 4], "cache_salt": "pepper"}
+    wire.tracker.receive([wire.topic, bytes(8), msgspec.msgpack.encode([0.0, [salted]])])
+    plain, peppered = (
+        hash_tokens(list(range(4 * PAGE)), PAGE, root=root, cache_salt=salt).data
+        for salt in (None, "pepper")
+    )
+    assert wire.matched(peppered) == 4
+    assert wire.matched(plain) == 0

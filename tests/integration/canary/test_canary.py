@@ -12,8 +12,7 @@ from tests.fakes.canary import canary_outcomes
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.patience import until
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.canary.replay import MAX_BODY_BYTES
 from kvrouter.http.headers import SSE_HEADERS

@@ -18,10 +18,9 @@ from tests.fakes.canary import canary_outcomes
 from tests.fakes.patience import until
 from tests.tools.doctor.conftest import BLOCK_TOKENS, Rig
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 
 ANSWER_TOKENS = 6
 AT_A_TIME = 20

@@ -9,8 +9,7 @@ from tests.unit.router.conftest import joined
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.discovery.base import MAX_MEMBERS
-from kvrouter.membership.discovery.flags import FlagsSource
-from kvrouter.membership.discovery.follow import MAX_NODES, Discovery, MergedSources
+from kvrouter.membership.discovery.follow import MAX_NODES, Discovery, FlagsSource, MergedSources
 from kvrouter.membership.fleet import MAX_ENGINES, Fleet, FleetFull
 
 A, B, C = "a:1", "b:1", "c:1"

@@ -5,7 +5,7 @@ import gc
 import time
 from typing import Self
 
-MOST_S = 0.1
+MOST_S = 0.2  # nothing takes half of it alone; beside other tests a core computes half as fast
 TICK_S = 0.001
 
 
@@ -22,7 +22,6 @@ class GapMeter:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        gc.collect()
         gc.freeze()
         self._last_s = time.thread_time()
         self._tick()

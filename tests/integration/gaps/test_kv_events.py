@@ -197,7 +197,7 @@ async def test_a_replay_takes_short_turns_too(payload: Payload) -> None:
     wire.tracker = tracker = CacheTracker(wire.index, wire.pool.find, wire.pool.domain_of)
     turns = Turns(tracker.work)
     tracker.wake = turns.wake
-    replayer = Replayer(context, {"": port}, tracker, turns, answer_s=PATIENCE_S)
+    replayer = Replayer(lambda: context, {"": port}, tracker, turns, answer_s=PATIENCE_S)
     tracker.replays = replayer
     message = payload()
     try:

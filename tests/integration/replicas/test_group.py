@@ -12,8 +12,7 @@ from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.patience import until
 from tests.fakes.redis import RedisServer
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange

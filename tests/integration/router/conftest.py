@@ -14,8 +14,7 @@ from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST, await_stat, waiting
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter_store.client.blocking import StoreClient
 

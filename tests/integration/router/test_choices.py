@@ -14,8 +14,7 @@ from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.integration.router.conftest import Json
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings

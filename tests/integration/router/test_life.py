@@ -12,8 +12,7 @@ import pytest_asyncio
 from tests.fakes.link import Link
 from tests.fakes.patience import until
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Engine
@@ -21,7 +20,7 @@ from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 
 Json = dict[str, Any]
-SOON: Json = {"health_interval_s": 0.05, "health_timeout_s": 0.2, "engine_stall_timeout_s": 0.8}
+SOON: Json = {"health_interval_s": 0.05, "health_timeout_s": 0.5, "engine_stall_timeout_s": 2.0}
 COMPLETIONS, TOKENIZE = "/v1/completions", "/tokenize"
 
 

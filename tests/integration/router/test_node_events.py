@@ -261,12 +261,18 @@ async def test_a_restart_is_noticed_also_by_a_message_with_the_expected_number(
         while not heard:
             await node.put(CHAIN)
             await node.delete(CHAIN)
-        await node.put(CHAIN)
-        asking = router(node)
-        await asking.holds(node, BLOCKS)  # it asks for all messages, so the node begins anew
-        asking.close()  # it would ask the node of the next life too
-        await here.holds(node, BLOCKS)
-        assert here.reason(node) is Reason.COMPLETE
+
+        async def begin_anew() -> None:
+            await node.delete(CHAIN)
+            await node.put(CHAIN)
+            asking = router(node)
+            await asking.holds(node, BLOCKS)  # it asks for all messages, so the node begins anew
+            asking.close()  # it would ask the node of the next life too
+
+        def complete() -> bool:
+            return here.reason(node) is Reason.COMPLETE and here.held() == {node.url: BLOCKS}
+
+        await until(complete, PATIENCE_S, meanwhile=begin_anew, look_s=0.2)
         expected = heard[-1] % (1 << COUNT_BITS) + 1
         node.process.kill()
         node.process.start()

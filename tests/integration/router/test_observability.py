@@ -23,6 +23,7 @@ from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import Key
 from kvrouter.engines.families.base import Handoff
 from kvrouter.errors import FAILED
+from kvrouter.fates.split import Evidence
 from kvrouter.serving.legs.orchestrator import Orchestrator
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.settle import Settler
@@ -55,6 +56,7 @@ NAMED = SimpleNamespace(
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
         "route.plan": SimpleNamespace(why="w", predicted_s=0.006),
         "route.hit_engine": 2,
+        "route.hit_lower": 9,
         "route.hit_store": 3,
         "route.handoff": Handoff(cached_tokens=4),
         "outcome.generated": 5,
@@ -85,8 +87,10 @@ NAMED = SimpleNamespace(
         "stream": True,
         "prompt_tokens": 1,
         "hit_engine_tokens": 2,
+        "hit_lower_tokens": 9,
         "hit_store_tokens": 3,
         "cached_tokens": 4,
+        "fates": {"tail": 7},
         "generated": 5,
         "plan": "w",
         "predicted_ms": 6.0,
@@ -352,7 +356,8 @@ def named(body: bytes) -> RequestContext:
 async def test_each_value_of_a_line_has_its_own_name() -> None:
     written = BytesIO()
     lines = RequestLog(written, plain=False)
-    ended = Settler(Metrics(), lines, None)
+    witness = SimpleNamespace(evidence=lambda unit: Evidence(prompt=1))
+    ended = Settler(Metrics(), lines, None, witness=cast("Any", witness))
     before_s = time()
     ended.take(named(b""), monotonic())
     ended.settle()
@@ -492,9 +497,9 @@ async def test_what_is_in_flight_takes_memory_until_it_ends(site: Open) -> None:
 async def test_the_start_says_how_much_memory_is_used_at_most(
     site: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "kvrouter.app.lifecycle"):
+    with caplog.at_level("INFO", "kvrouter.app.build"):
         await site(index_blocks=1024, max_body_memory="256MiB")
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "kvrouter.app.lifecycle"]
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "kvrouter.app.build"]
     assert line.startswith("memory at most: kv_index ")
     assert line.endswith(", bodies 256.0MiB")
     assert {"tokens", "block_hashes", "in_flight"} <= set(line.split())

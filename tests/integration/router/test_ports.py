@@ -22,7 +22,7 @@ from kvrouter.access.ports import Ports
 from kvrouter.access.setup import Access
 from kvrouter.app.reload import follow
 from kvrouter.app.settings import RouterSettings
-from kvrouter.control.openapi import document
+from kvrouter.control.status import document
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.tls import client_context
 from kvrouter.tools.demo.children import Children

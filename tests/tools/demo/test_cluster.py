@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrouter.tools.demo.children import ChildFailed
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import ChildFailed, free_port
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

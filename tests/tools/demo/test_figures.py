@@ -2,7 +2,7 @@
 
 import io
 
-from kvrouter.tools.demo.figures import Counted, Progress, source_table, speedup, ttft_line
+from kvrouter.tools.demo.run import Counted, Progress, source_table, speedup, ttft_line
 from kvrouter.tools.demo.workload import Reply
 
 EXPOSITION = """\

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvrouter.tools.demo.cluster import demo_folder
+from kvrouter.tools.demo.children import demo_folder
 
 HOLD = """
 import sys
-from kvrouter.tools.demo.cluster import demo_folder
+from kvrouter.tools.demo.children import demo_folder
 with demo_folder() as folder:
     (folder / "router.log").write_text("words")
     print(folder, flush=True)

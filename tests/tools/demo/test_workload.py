@@ -11,10 +11,10 @@ from kvrouter.cli.main import COMMANDS
 from kvrouter.cli.run_command import load_settings
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
-from kvrouter.tools.demo.cluster import engine_flags
+from kvrouter.tools.demo.children import engine_flags
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 SETTINGS = SimSettings(model="m", port=0, block_size=16, kv_bytes_per_token=64)

@@ -20,7 +20,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.redis import EntryKeys
 from kvrouter.membership.discovery.register import EngineRegistration
 from kvrouter.redis.client import RedisClient
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 from kvrouter.tools.doctor.base import Check, Finding, Setup, Severity
 from kvrouter.tools.doctor.run import DoctorSettings, Report, examine
 

@@ -185,3 +185,13 @@ async def test_an_engine_that_only_embeds_is_not_held_to_what_engines_share(chec
     config = {"enable_prefix_caching": "False", "cache_dtype": "fp8"}
     embeds = EngineFacts(Engine("c:1", Role.DECODE, identity=identity), cache_config=config)
     assert not await found(check, *generating, embeds, store="kv://127.0.0.1:1")
+
+
+async def test_ports_of_kv_events_that_are_closed_or_refused_are_reported() -> None:
+    closed = engine("127.0.0.1:2", Role.PREFILL, event_ports={0: (1, 0)})
+    (finding,) = await found("kv-event-ports", closed)
+    assert "port 1: Connection refused" in finding.finding
+    refused = engine("127.0.0.1:2", Role.DECODE, events_refused="'ipc:///a' is no tcp://HOST:PORT")
+    (finding,) = await found("kv-event-ports", refused)
+    assert "ipc:///a" in finding.finding
+    assert not await found("kv-event-ports", engine("127.0.0.1:2", Role.DECODE))

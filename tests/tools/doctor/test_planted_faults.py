@@ -12,7 +12,7 @@ from tests.fakes.link import Link
 from tests.tools.doctor.conftest import TOKEN, Rig
 from tests.unit.store.rdma.test_ports import Machine
 
-from kvrouter.tools.demo.cluster import free_port
+from kvrouter.tools.demo.children import free_port
 from kvrouter.tools.doctor.base import Severity
 
 SKEWED_DATE = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\n"

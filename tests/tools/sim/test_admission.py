@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvrouter.tools.sim.admission import QueueFull, SimAdmission
+from kvrouter.errors import ApiError
 from kvrouter.tools.sim.block_cache import BlockCache
+from kvrouter.tools.sim.engine import SimAdmission
 from kvrouter.tools.sim.store_link import in_thread
 
 
@@ -74,7 +75,7 @@ async def test_a_small_request_does_not_overtake_a_large_one() -> None:
 async def test_one_too_many_is_turned_away_at_once() -> None:
     admission = SimAdmission(BlockCache(4), max_running=1, max_waiting=0)
     holder = await admission.enter([], 1)
-    with pytest.raises(QueueFull):
+    with pytest.raises(ApiError, match="Too many"):
         await admission.enter([], 1)
     admission.leave(holder)
     admission.leave(await admission.enter([], 1))

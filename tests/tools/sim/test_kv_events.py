@@ -8,8 +8,7 @@ import pytest
 from tests.fakes.patience import until
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 
 Start = Callable[..., LiveSim]

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.certificates import Authority
 
 from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 pytestmark = pytest.mark.timeout(180)

@@ -14,8 +14,7 @@ from tests.fakes.patience import until
 from tests.fakes.store import StoreProcess
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.app.build import build
-from kvrouter.app.lifecycle import App
+from kvrouter.app.build import App, build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.prefix.events.mapping import Naming

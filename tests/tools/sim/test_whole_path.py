@@ -14,8 +14,8 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from tests.fakes.patience import until
 
 from kvrouter.tools.demo.children import Child, Children
-from kvrouter.tools.demo.figures import Counted
-from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.demo.run import Counted
+from kvrouter.tools.sim.kv_bytes import Oracle
 from kvrouter.tools.sim.settings import SimSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]

@@ -100,6 +100,7 @@ class Engine:
         self.loaded: Counter[int] = Counter()  # blocks by group
         self.from_pool = 0  # loads from the store's own memory
         self.failed = 0  # of these
+        self.honoured = 0  # blocks that a hint named, and that came
 
     def _begin_workers(self) -> None:
         for rank in self.ranks:
@@ -185,7 +186,10 @@ class Engine:
             self.from_pool += isinstance(job.src_spec, PoolSpec)
         answers = [self._step_of(rank, output) for rank in self.ranks]
         self.computed += sum(output.num_scheduled_tokens.values())
-        self.scheduler.update_from_output(output, self._gathered.aggregate(answers))
+        told = self.scheduler.update_from_output(output, self._gathered.aggregate(answers))
+        for each in (each for outputs in told.values() for each in outputs.outputs):
+            fetched = (each.kv_transfer_params or {}).get("kvstore", {}).get("fetch")
+            self.honoured += fetched["honoured"] if fetched else 0
 
     def _step_of(self, rank: Rank, output: Any) -> ModelRunnerOutput:
         """What one rank does in a step, and its answer."""

@@ -153,7 +153,8 @@ class Engine:
             for key, chunk in zip(hits, loaded.chunk_ids, strict=True):
                 chunks[key] = bytes(self.bytes_of(chunk))
             self.manager.complete_load(hits, context)
-        self.fetched.append(self.tier.arrivals.fetched(context))
+        if self.source:
+            self.fetched.append(self.tier.arrivals.fetched(context))
         self.manager.on_request_finished(context)
         return [chunks.get(key) for key in keys]
 

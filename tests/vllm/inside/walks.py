@@ -3,7 +3,8 @@
 walks.py MODEL STEPS SEED VERIFY ROAD [KIND...]: prints a JSON object of kind to what happened, by
 name. MODEL is any small model: only its configuration is read. VERIFY: 1, or 0 for engines that do
 not check digests. ROAD: here for engines that load from the store's own memory, late for copies of
-it that are, or away. A wrong byte, a leak or a request that does not end is an AssertionError.
+it that are, or away; hosts, or hosts-away, for engines with a node each, which hints name. A wrong
+byte, a leak or a request that does not end is an AssertionError.
 """
 
 import json
@@ -24,6 +25,7 @@ from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.vllm.leases import Leases
+from kvrouter_store.connectors.vllm_tier.announced import fetch_hint
 from kvrouter_store.errors import KVStoreError
 
 POOL_BYTES = 32 << 20
@@ -43,6 +45,7 @@ signal.pause()
 HOST_CHUNKS = 24  # of an engine's host memory: less than its requests hold
 LONGEST = 12 * BLOCK  # tokens of a prompt
 MOST_REQUESTS = 6
+NOWHERE = "127.0.0.1:9"  # no engine may read from there
 
 
 class Store:
@@ -85,10 +88,11 @@ class Walk:
         self._random = Random(f"{name} {seed}")
         self._prompts = [[self._random.randrange(1000) for _ in range(LONGEST)] for _ in range(5)]
         self._folder = TemporaryDirectory(prefix="walk-")
-        self._path = f"{self._folder.name}/store" if road != "away" else ""
-        self._late = road == "late"
-        self._store = Store(0, self._path)
-        self._client = StoreClient(self._store.url)
+        self._maps, self._late = not road.endswith("away"), road == "late"
+        nodes = range(2 if road.startswith("hosts") else 1)
+        self._paths = [f"{self._folder.name}/{each}" if self._maps else "" for each in nodes]
+        self._stores = [Store(0, path) for path in self._paths]
+        self._clients = [StoreClient(store.url) for store in self._stores]
         self.engines = [self._engine(number) for number in range(2)]
 
     def act(self) -> None:
@@ -123,7 +127,8 @@ class Walk:
 
     def ask(self) -> None:
         """A prompt that begins as others do, and perhaps goes on otherwise."""
-        engine = self._random.choice(self.engines)
+        number = self._random.randrange(2)
+        engine = self.engines[number]
         if len(engine.requests) >= MOST_REQUESTS:
             return
         prompt = self._random.choice(self._prompts)
@@ -139,8 +144,19 @@ class Walk:
             for other in self.engines:
                 if other is not engine and self._random.random() < 0.8:
                     other.ask(tokens, 1, salt)
-        engine.ask(tokens, self._random.choice((1, 1, 3, 70, 200)), salt, coming)
+        told = self._told(number, len(tokens) // BLOCK)
+        engine.ask(tokens, self._random.choice((1, 1, 3, 70, 200)), salt, coming, **told)
         self.seen["requests"] += 1
+
+    def _told(self, number: int, blocks: int) -> dict[str, Any]:
+        """With two nodes, mostly a hint to fetch from the other one; some are lies."""
+        if len(self._stores) == 1 or not blocks or self._random.random() < 0.3:
+            return {}
+        lie = self._random.random() < 0.1
+        where = NOWHERE if lie else f"127.0.0.1:{self._stores[1 - number].port}"
+        self.seen["lies told" if lie else "hints told"] += 1
+        hashes = [self._random.randrange(1 << 64) for _ in range(blocks)]
+        return {"kv_hint": fetch_hint("walk", f"tcp://{where}", hashes)}
 
     def abort(self) -> None:
         """A client leaves."""
@@ -177,14 +193,15 @@ class Walk:
         hashes = self._random.choice(chains)
         lost = self._random.sample(hashes, self._random.randint(1, min(3, len(hashes))))
         link = self._random.choice(list(tier_of(engine).links.values()))
+        client = self._random.choice(self._clients)
         try:
-            self.seen["blocks lost"] += self._client.delete(link.manifest, b"".join(lost))
+            self.seen["blocks lost"] += client.delete(link.manifest, b"".join(lost))
         except KVStoreError:  # it does not know the manifest yet, or was restarted
             self.seen["blocks not lost"] += 1
 
     def overwrite_pool(self) -> None:
         """The store's memory decays."""
-        self._store.overwrite()
+        self._random.choice(self._stores).overwrite()
         self.seen["pool overwritten"] += 1
 
     def kill_store(self) -> None:
@@ -194,22 +211,25 @@ class Walk:
         """
         self._note_pins("the store died", *self.engines)
         epochs = [leases_of(engine).epoch for engine in self.engines]
-        self._store.kill()
+        number = self._random.randrange(len(self._stores))
+        self._stores[number].kill()
         for _ in range(self._random.randrange(40)):
             self.step()
-        self._store = Store(self._store.port, self._path)
+        self._stores[number] = Store(self._stores[number].port, self._paths[number])
         self.seen["store killed"] += 1
         if self._random.random() < 0.5:
-            for engine, epoch in zip(self.engines, epochs, strict=True):
-                self._until_mapped(engine, epoch)
+            for of, engine in enumerate(self.engines):
+                if self._node(of) == number:
+                    self._until_mapped(engine, epochs[of])
 
     def stall_store(self) -> None:
         """The store hangs while engines make some steps."""
         self._note_pins("the store hung", *self.engines)
-        self._store.signal(signal.SIGSTOP)
+        store = self._random.choice(self._stores)
+        store.signal(signal.SIGSTOP)
         for _ in range(self._random.randrange(40)):
             self.step()
-        self._store.signal(signal.SIGCONT)
+        store.signal(signal.SIGCONT)
         self.seen["store stalled"] += 1
 
     def replace_engine(self) -> None:
@@ -236,13 +256,21 @@ class Walk:
         """End engines and store."""
         for engine in self.engines:
             engine.close()
-        self._client.close()
-        self._store.kill()
+        for client in self._clients:
+            client.close()
+        for store in self._stores:
+            store.kill()
         self._folder.cleanup()
 
+    def _node(self, number: int) -> int:
+        """The node of an engine."""
+        return number % len(self._stores)
+
     def _engine(self, number: int) -> Engine:
+        own = self._stores[self._node(number)]
         settings = {
-            "url": self._store.url,
+            "url": own.url,
+            "neighbours": ",".join(each.url for each in self._stores if each is not own),
             "deadline_s": DEADLINE_S,
             "verify": self._verify,
             "name": f"engine-{number}",
@@ -262,7 +290,7 @@ class Walk:
         The steps until then are none of the walk's.
         """
         steps, until = self.seen["steps"], time.monotonic() + END_S
-        while self._path and leases_of(engine).epoch in (0, epoch):
+        while self._maps and leases_of(engine).epoch in (0, epoch):
             self._step(engine)
             assert time.monotonic() < until, "a rank did not tell that it has mapped the store"
         self.seen["steps"] = steps
@@ -282,6 +310,7 @@ def counts_of(engine: Engine) -> dict[str, int]:
         "blocks compared": engine.compared,
         "loads from the store's memory": engine.from_pool,
         "of these failed": engine.failed,
+        "blocks of the other node": engine.honoured,
         "preemptions": sum(each.num_preemptions for each in requests),
         **{f"blocks loaded of group {group}": n for group, n in engine.loaded.items()},
     }

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
 
 MINUTE_S: Final = 60.0
-_MODEL: Final = 200
-"""Characters of a model's name: a client may ask for any."""
-SHOWN_REQUESTS: Final = 50
-"""Listed requests, the oldest; the others are only counted."""
+_MODEL: Final = 200  # characters of a model's name: a client may ask for any
+SHOWN_REQUESTS: Final = 50  # listed requests, the oldest; the others are only counted
 
-Pair = tuple[str | None, str]
-"""Prefill engine (None: no prefill leg) and decode engine."""
+Pair = tuple[str | None, str]  # prefill engine (None: no prefill leg) and decode engine
 
 
 @dataclass(eq=False)

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-SCHEMA: Final = 2
-"""Grows when a member changes its meaning or is removed."""
+SCHEMA: Final = 2  # grows when a member changes its meaning or is removed
 
 
 class RouterCard(msgspec.Struct):
@@ -58,8 +57,8 @@ class Minute(msgspec.Struct):
     Attributes:
         span_s: length of that time.
         ok, failed: successful and failed requests.
-        prompt_tokens: of plans; the decode engine held engine_tokens of them, and the store
-            store_tokens.
+        prompt_tokens: of plans; the decode engine held engine_tokens of them in any of its tiers,
+            and the store store_tokens.
         output_tokens: tokens, or events of streams, that clients got.
         ttft_mean_s: from arrival to the first byte; null without requests.
     """
@@ -180,7 +179,10 @@ class Snapshot(msgspec.Struct):
             whether it should take legs and cannot; `busy`, the share of the last minute in which it
             had legs of this router, 0 to 1; `family`, `version` and `block_tokens` of a KV block.
             `models` are those that it served before, while it is away.
+        fates: of the last minute's prompt tokens, each with `fate`, `words`, `tokens` and `kind`:
+            "reused", "needed" or "lost" (computed although it could be avoided).
         stores: the store's nodes.
+        store_sizes: share of the last day's prompt tokens that a store of so many bytes would find.
     """
 
     schema: int
@@ -193,3 +195,5 @@ class Snapshot(msgspec.Struct):
     flows: list[FlowCard]
     requests: RequestList
     stores: list[StoreCard]
+    store_sizes: dict[int, float]
+    fates: list[dict[str, Any]] = []

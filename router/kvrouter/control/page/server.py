@@ -15,8 +15,7 @@ from kvrouter_store.descriptors import connections
 if TYPE_CHECKING:
     from kvrouter.http.server.listener import Handler
 
-GRACE_S: Final = 2.0
-"""For answers in flight when it closes; idle connections close at once."""
+GRACE_S: Final = 2.0  # for answers in flight when it closes; idle connections close at once
 LIMITS: Final = Limits(
     connections=64,
     backlog=16,

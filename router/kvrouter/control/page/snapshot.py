@@ -17,6 +17,8 @@ from kvrouter import __version__
 from kvrouter.control.admin import worker_card
 from kvrouter.control.page.board import MINUTE_S, Board
 from kvrouter.control.page.model import SCHEMA, Load, Minute, RouterCard, Snapshot
+from kvrouter.fates.fate import REUSED, Fate
+from kvrouter.fates.recent import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
 Name = TypeVar("Name")
 
 TICK_S: Final = 1.0
-FRESH_S: Final = 0.25
-"""All requests within this time get the same document."""
+FRESH_S: Final = 0.25  # all requests within this time get the same document
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
@@ -75,6 +76,7 @@ class Snapshots:
     problem: Callable[[Engine], str | None]  # result of an engine's last probe
     load: Callable[[], Load]  # requests at this moment
     stores: StoreWatches  # the store's nodes
+    store_sizes: Callable[[], dict[int, float]]  # what stores of these bytes would find
     policy: str  # its name
     clock: Callable[[], float] = time.monotonic  # seconds, monotonic
     wall: Callable[[], float] = time.time  # Unix time
@@ -120,6 +122,11 @@ class Snapshots:
             flows=self.board.flows(),
             requests=self.board.requests(),
             stores=self.stores.cards(),
+            store_sizes=self.store_sizes(),
+            fates=[
+                _fate_card(fate, tokens)
+                for fate, tokens in in_order({f: int(self._growth.of(f)) for f in Fate}).items()
+            ],
         )
 
     def tick(self) -> None:
@@ -141,11 +148,12 @@ class Snapshots:
             "ok": sum(metrics.success.values()),
             "failed": sum(metrics.errors.values()),
             "prompt_tokens": sum(one.prompt_tokens for one in models),
-            "engine_tokens": sum(one.hit_engine for one in models),
+            "engine_tokens": sum(one.hit_engine + one.hit_lower for one in models),
             "store_tokens": sum(one.hit_store for one in models),
             "output_tokens": self.board.output_tokens(),
             "begun": sum(one.ttft.count for one in models),
             "ttft_s": sum(one.ttft.buckets.sum for one in models),
+            **{fate: sum(one.fates.get(fate, 0) for one in models) for fate in Fate},
         }
 
     def _router(self) -> RouterCard:
@@ -181,3 +189,8 @@ class Snapshots:
             "version": identity.version if identity is not None else None,
             "block_tokens": identity.block_tokens if identity is not None else None,
         }
+
+
+def _fate_card(fate: Fate, tokens: int) -> dict[str, Any]:
+    kind = "reused" if fate in REUSED else "lost" if fate.remedy else "needed"
+    return {"fate": fate, "words": fate.words, "tokens": tokens, "kind": kind}

@@ -10,6 +10,7 @@ from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.mooncake import Mooncake, MooncakeLegacy
 from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.openai_server import OpenAiServer
+from kvrouter.engines.families.p2p import P2p
 from kvrouter.engines.families.sglang import Sglang
 from kvrouter.engines.families.vllm import Vllm
 
@@ -30,6 +31,7 @@ FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
             Nixl,
             Mooncake,
             MooncakeLegacy,
+            P2p,
             Sglang,
             OpenAiServer,
         )

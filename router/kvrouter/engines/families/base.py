@@ -140,8 +140,8 @@ class Family:
     order: ClassVar[LegOrder]
     detected_by: ClassVar[tuple[str, str] | None] = None
     """A page, and a member of its JSON object, that show `auto` an engine of this family."""
-    health_path: ClassVar[str] = "/health"
-    """A GET of it answers 200 while the engine is well."""
+    health_path: ClassVar[str] = "/health"  # a GET of it answers 200 while the engine is well
+    events_page: ClassVar[str | None] = None  # its JSON says where engines publish KV events
     prefill_members: ClassVar[Mapping[str, bytes]] = {}
     """Members of every prefill leg's body that transfer KV."""
     lease_s: ClassVar[float] = 0.0

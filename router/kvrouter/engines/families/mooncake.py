@@ -29,8 +29,7 @@ from kvrouter.engines.families.pages import EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
 from kvrouter.http.bounded_json import bounded
 
-BOOTSTRAP_PORT: Final = 8998
-"""VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
+BOOTSTRAP_PORT: Final = 8998  # VLLM_MOONCAKE_BOOTSTRAP_PORT's default
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 _FIRST: Final = (0, 8)  # no vLLM before has a connector of this kind
@@ -104,7 +103,6 @@ class MooncakeLegacy(Nixl):
     )
     lease_s: ClassVar[float] = 120.0
     """480 s in vLLM, 120 s in Mooncake's wheel (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
-    unique_request_ids: ClassVar[bool] = True
 
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """None: these versions forget the parameters of a request that they refuse."""

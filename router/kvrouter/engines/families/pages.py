@@ -29,20 +29,15 @@ _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 
 
 class ProbeFailed(Exception):
-    """An engine does not answer a probe as it should.
-
-    Attributes:
-        status: of its answer; 0: there is none, or it cannot be used.
-        silent: whether nothing came back, not even a refusal of the connection.
-        ours: whether it could not be asked: the router has no descriptor or memory left.
-    """
+    """An engine does not answer a probe as it should."""
 
     def __init__(
         self, message: str, status: int = 0, *, silent: bool = False, ours: bool = False
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.silent = silent
+        self.status = status  # of its answer; 0: there is none, or it cannot be used
+        self.silent = silent  # whether nothing came back, not even a refusal of the connection
+        # Whether it could not be asked: the router has no descriptor or memory left.
         self.ours = ours
 
 

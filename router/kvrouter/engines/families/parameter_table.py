@@ -76,26 +76,22 @@ class Parameter:
 
 
 class ParameterTable:
-    """The rows of one family, which have unique names. Immutable.
-
-    Attributes:
-        rows: by name, in order.
-        set_on_prefill: raw JSON that the prefill leg always carries.
-        set_if_given: raw JSON that replaces a client's value there.
-        left_out_on_prefill: members of the client that it never carries.
-        own: members that only the router may give, on either leg.
-        tokenized: members that /tokenize accepts, by kind.
-    """
+    """The rows of one family, which have unique names. Immutable."""
 
     def __init__(self, rows: Iterable[Parameter]) -> None:
         table = {row.name: row for row in rows}
-        self.rows: Mapping[str, Parameter] = MappingProxyType(table)
+        self.rows: Mapping[str, Parameter] = MappingProxyType(table)  # by name, in order
+        # Raw JSON that the prefill leg always carries.
         self.set_on_prefill: Mapping[str, bytes] = self._values(Treatment.SET)
+        # Raw JSON that replaces a client's value there.
         self.set_if_given: Mapping[str, bytes] = self._values(Treatment.SET_IF_GIVEN)
+        # Members of the client that it never carries.
         self.left_out_on_prefill = self._named(
             lambda row: row.prefill in (Treatment.DROPPED, Treatment.OWN)
         )
+        # Members that only the router may give, on either leg.
         self.own = self._named(lambda row: Treatment.OWN in (row.prefill, row.decode))
+        # Members that /tokenize accepts, by kind.
         self.tokenized: Mapping[Kind, frozenset[str]] = {
             kind: self._tokenized(kind) for kind in ("completion", "chat")
         }

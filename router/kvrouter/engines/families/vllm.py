@@ -36,8 +36,7 @@ MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_ima
 """Beginnings of the types of message content whose block hashes depend on more than tokens."""
 
 TRANSFER: Final = "kv_transfer_params"
-GREEDY_BELOW: Final = 1e-5
-"""vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
+GREEDY_BELOW: Final = 1e-5  # vLLM treats lower temperatures as 0 (vllm/sampling_params.py)
 IDS_KEY: Final = "prompt_token_ids"
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,9})"', re.M)
 _BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d{1,12})"', re.M)
@@ -57,6 +56,7 @@ class Vllm(Family):
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.STORE
     detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")
+    events_page: ClassVar[str | None] = "/kv_event_sources"  # since 0.33
     varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     schedules_by_priority: ClassVar[bool] = True
     can_isolate: ClassVar[bool] = True

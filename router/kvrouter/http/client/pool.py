@@ -42,9 +42,6 @@ class ClientConnection(asyncio.Protocol):
     """The router's side of one TCP connection to an engine.
 
     Owned by a `ConnectionPool` while idle, else by the `EngineResponse` that it reads.
-
-    Attributes:
-        passer: takes the chunk frames of a stream as they came, past the answer.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -53,6 +50,7 @@ class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport = field(init=False)
     expires_at: float = NEVER
     heard_s: float = 0.0  # when a byte last came that no feed took
+    # Takes the chunk frames of a stream as they came, past the answer.
     passer: Callable[[bytes], None] | None = None
     _parser: httptools.HttpResponseParser | None = None  # while an answer may come
     _answer: EngineResponse | None = None
@@ -283,17 +281,14 @@ class ConnectionPool:
 
     Calls of `send` may run at the same time, each on its own connection: the requests in flight
     bound the number of connections.
-
-    Attributes:
-        tls: tells which certificates to trust; the engine's must name `host`. None: it is plain.
-        cut_off: why none may be made any more; "": they may.
     """
 
     host: str  # name or address
     port: int  # TCP port
     timer: DeadlineTimer  # checks the deadlines
+    # Tells which certificates to trust; the engine's must name `host`. None: it is plain.
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
-    cut_off: str = ""
+    cut_off: str = ""  # why none may be made any more; "": they may
 
     def __post_init__(self) -> None:
         self._open: set[ClientConnection] = set()

@@ -15,17 +15,13 @@ _UNREAD_BYTES = 1024 * 1024
 
 
 class UpstreamError(Exception):
-    """An engine could not be asked or did not answer well.
-
-    Attributes:
-        failure: what went wrong, as the pool counts it.
-        stale: no byte came back on a kept connection: the engine has probably just closed it, and
-            a new one is worth a try.
-    """
+    """An engine could not be asked or did not answer well."""
 
     def __init__(self, failure: Failure, message: str, *, stale: bool = False) -> None:
         super().__init__(message)
-        self.failure = failure
+        self.failure = failure  # what went wrong, as the pool counts it
+        # No byte came back on a kept connection: the engine has probably just closed it, and a new
+        # one is worth a try.
         self.stale = stale
 
 
@@ -53,9 +49,6 @@ class EngineResponse:
     It keeps no exception: a raised one holds its frames, and they hold the answer.
 
     Attributes:
-        headers: as sent, names in lower case.
-        complete: whether the whole body has come.
-        feed: counts what comes of the body, if it has chunk frames or is a stream of events.
         framed: whether its pieces are whole chunk frames, as they came; else they are plain.
         streams: whether it is a stream of events, of which only those with data keep it alive.
     """
@@ -80,8 +73,9 @@ class EngineResponse:
         self._limit_bytes = _UNREAD_BYTES
         self._paused = False
         self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.complete = False
+        self.headers: list[tuple[bytes, bytes]] = []  # as sent, names in lower case
+        self.complete = False  # whether the whole body has come
+        # Counts what comes of the body, if it has chunk frames or is a stream of events.
         self.feed: StreamFeed | None = None
         self.framed = self.streams = False
 
@@ -113,8 +107,7 @@ class EngineResponse:
     async def read(self, limit_bytes: int, deadline_s: float) -> bytes:
         """The whole body.
 
-        Raises:
-            UpstreamError: it broke off, did not come in time, or is larger than `limit_bytes`.
+        UpstreamError: it broke off, did not come in time, or is larger than `limit_bytes`.
         """
         if not await self.gather(limit_bytes, deadline_s):
             self.close()
@@ -124,8 +117,7 @@ class EngineResponse:
     async def gather(self, limit_bytes: int, deadline_s: float) -> bool:
         """Wait for all of the body, or for more than `limit_bytes`, then pause; whether it is all.
 
-        Raises:
-            UpstreamError: it broke off, or did not come in time.
+        UpstreamError: it broke off, or did not come in time.
         """
         if not self.complete and self._body_bytes <= limit_bytes:
             self._limit_bytes = limit_bytes
@@ -143,8 +135,7 @@ class EngineResponse:
     async def first_event(self, deadline_s: float, comments: Callable[[bytes], None]) -> None:
         """Wait until this stream of events has begun or is over. `comments` gets what comes before.
 
-        Raises:
-            UpstreamError: it broke off, or did not begin in time.
+        UpstreamError: it broke off, or did not begin in time.
         """
         self.streams = True
         if self.feed is None:
@@ -176,8 +167,7 @@ class EngineResponse:
 
         Seconds of pauses do not count towards the deadline between two pieces.
 
-        Raises:
-            UpstreamError: the body broke off, or nothing came within the deadline.
+        UpstreamError: the body broke off, or nothing came within the deadline.
         """
         self._sink = sink
         body, self._body = self._body, []

@@ -23,15 +23,13 @@ _PLAIN: Final = ("", "identity")
 _KNOWN: Final = (["gzip"], ["x-gzip"], ["deflate"])
 _EITHER_HEAD: Final = 32 + zlib.MAX_WBITS
 _READ_BYTES: Final = 16 << 10
-_PIECE_BYTES: Final = 256 << 10
-"""Decoded in one turn of the loop: about a millisecond."""
+_PIECE_BYTES: Final = 256 << 10  # decoded in one turn of the loop: about a millisecond
 
 
 async def decode(exchange: Exchange) -> None:
     """Put the decoded body in the place of the one that came, and remove the header.
 
-    Raises:
-        ApiError: 415: the coding is unknown; 400: the body is broken; 413, 503: it is too large.
+    ApiError: 415: the coding is unknown; 400: the body is broken; 413, 503: it is too large.
     """
     coding = exchange.headers.pop(HEADER)
     named = [name for part in coding.lower().split(",") if (name := part.strip()) not in _PLAIN]

@@ -92,9 +92,7 @@ class Exchange:
 
         `headers` are checked; `fields` are header lines, each with its line end, and are not.
 
-        Raises:
-            RuntimeError: an answer was started already.
-            ValueError: a header would break its line.
+        RuntimeError: an answer was started already. ValueError: a header would break its line.
         """
         self._begin(status)
         fields += self.added + encode_headers(headers)

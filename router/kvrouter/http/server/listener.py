@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from kvrouter.http.server.cors import Cors
 
 ACCEPTS_IN_A_ROW: Final = 64
-PAUSE_S: Final = 0.1
-"""Without descriptors, connections stay in the kernel's queue for so long."""
+PAUSE_S: Final = 0.1  # without descriptors, connections stay in the kernel's queue for so long
 SHUTDOWN_S: Final = 5.0
 Handler = Callable[[Exchange], Awaitable[None]]
 AtHead = Callable[[Exchange], None]
 
-_CUT_OFF_S = 1.0
-"""For clients to take the end of an answer that was cut off."""
+_CUT_OFF_S = 1.0  # for clients to take the end of an answer that was cut off
 _ABORT_S = 5.0
 log = logging.getLogger(__name__)
 
@@ -112,14 +110,12 @@ class HttpServer:
     The handler's task is cancelled as soon as its client leaves. A handler that raises becomes a
     500, or a cut-off answer if it had started. Requests that are pipelined on one connection are
     served one after another. A server stops in three steps: `drain`, `stop_listening`, `close`.
-
-    Attributes:
-        at_head: called with each request when its head is there and its turn has come, or None. If
-            it answers, the rest of the body is not read, and the connection closes.
     """
 
     handler: Handler  # answers each request
     limits: Limits = field(default_factory=Limits)  # of each connection, and of all
+    # Called with each request when its head is there and its turn has come, or None. If it answers,
+    # the rest of the body is not read, and the connection closes.
     at_head: AtHead | None = None
     cors: Cors | None = None  # adds header lines to each answer, or None
     incoming_bytes: int = 0  # what has come of bodies that are not whole yet
@@ -160,8 +156,7 @@ class HttpServer:
 
         With `tls` the port takes TLS alone. `::` takes IPv4 as well.
 
-        Raises:
-            OSError: the address cannot be bound.
+        OSError: the address cannot be bound.
         """
         try:
             if ":" in host:
@@ -183,8 +178,7 @@ class HttpServer:
 
         TLS sessions of the previous context are not resumed.
 
-        Raises:
-            OSError: there are no descriptors left; then nothing changes.
+        OSError: there are no descriptors left; then nothing changes.
         """
         before, made = self._listening, list[asyncio.Server | TlsDoor]()
         if self.draining:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import Handler
     from kvrouter.http.server.respond import Respond, Row
 
-    Route = tuple[str, str, Handler]
-    """Method, path and handler."""
+    Route = tuple[str, str, Handler]  # method, path and handler
 
 T = TypeVar("T")
 
@@ -41,8 +40,7 @@ class RouteTable(Generic[T]):
     def find(self, method: str, path: str) -> T:
         """What is there; for a HEAD what is there for a GET.
 
-        Raises:
-            ApiError: 404: there is no such path; 405, with `Allow`: it has not this method.
+        ApiError: 404: there is no such path; 405, with `Allow`: it has not this method.
         """
         methods = self._paths.get(path) or self._below(path)
         if methods is None:

@@ -8,8 +8,7 @@ from kvrouter.http.server.limits import Limits
 from kvrouter_store.descriptors import connections, lack
 from kvrouter_store.free_memory import free_bytes, reader
 
-_EACH = 2
-"""Descriptors of a request: one to the client and one to an engine."""
+_EACH = 2  # descriptors of a request: one to the client and one to an engine
 
 
 class ClientSettings(BaseModel):

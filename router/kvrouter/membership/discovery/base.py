@@ -24,25 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source uses of its router.
-
-    Attributes:
-        bootstrap_ports: by `HOST:PORT`, under "" that of all others; earlier maps win, and a source
-            that knows such ports appends a map.
-        nodes: the same of URLs of store nodes on the hosts of engines, by `HOST:PORT`.
-    """
+    """What a source uses of its router."""
 
     link: RedisClient | None = None  # the Redis of `--redis`, which the router owns; None: none
     prefix: str = "kvrouter"  # of its keys there
+    # By `HOST:PORT`, under "" that of all others; earlier maps win, and a source that knows such
+    # ports appends a map.
     bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
+    # The same of URLs of store nodes on the hosts of engines, by `HOST:PORT`.
     nodes: ChainMap[str, str] = field(default_factory=ChainMap)
 
 
 Members = Mapping[str, Role]
 """Every engine and store node of one source: its role by its `member_address`."""
 
-MAX_MEMBERS: Final = MAX_ENGINES
-"""Of one source, store nodes too; with more it counts as broken."""
+MAX_MEMBERS: Final = MAX_ENGINES  # of one source, store nodes too; with more it counts as broken
 
 
 class Listener(Protocol):

@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
     from kvrouter.membership.discovery.base import Listener
 
-INTERVAL_S: Final = 5.0
-"""Between two questions, unless the records' TTL is shorter."""
+INTERVAL_S: Final = 5.0  # between two questions, unless the records' TTL is shorter
 SHORTEST_S: Final = 1.0
-DEADLINE_S: Final = 3.0
-"""For one question, over all servers."""
-EMPTY_ANSWERS: Final = 3
-"""So many in a row without an engine mean that there is none any more."""
+DEADLINE_S: Final = 3.0  # for one question, over all servers
+EMPTY_ANSWERS: Final = 3  # so many in a row without an engine mean that there is none any more
 _QUESTION: Final[Any] = {"raise_on_no_answer": False, "lifetime": DEADLINE_S, "search": True}
-_QUESTIONS: Final = 16
-"""In flight at a time, for the hosts of SRV records."""
+_QUESTIONS: Final = 16  # in flight at a time, for the hosts of SRV records
 _OPTIONS: Final = frozenset({"role", "interval", "resolver"})
 
 

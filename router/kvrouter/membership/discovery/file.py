@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.base import Listener, Members
     from kvrouter.options.load import SettingsFile
 
-LOOK_S: Final = 0.5
-"""Between two looks at the file."""
+LOOK_S: Final = 0.5  # between two looks at the file
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.STORE)
 
 Stamp = tuple[int, int, int, int]

@@ -1,4 +1,4 @@
-"""Runs the sources of one router, each in a task of its own.
+"""Runs the sources of one router, its own flags too, each in a task of its own.
 
 `MergedSources`, a synchronous state machine, combines what all sources name: an engine or store
 node stays while any of them names it. It passes only differences to the fleet: an engine that was
@@ -21,16 +21,39 @@ from kvrouter.telemetry.series import Reading
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from kvrouter.membership.discovery.base import EngineSource, Members
+    from kvrouter.membership.discovery.base import EngineSource, Listener, Members
     from kvrouter.membership.fleet import Fleet
 
 MAX_NODES: Final = 256
 """Nodes of the store, of all sources together: each request may ask all of them."""
 FIRST_REPORT_S: Final = 2.0
 """How long the start waits for the sources' first reports; later ones count as well."""
-RESTART_S: Final = 1.0
-"""Between two runs of a source that failed unexpectedly."""
+RESTART_S: Final = 1.0  # between two runs of a source that failed unexpectedly
 log = logging.getLogger(__name__)
+
+
+class FlagsSource:
+    """Names the members of --prefill, --decode and --store. It cannot fail."""
+
+    def __init__(self, members: Members) -> None:
+        self.name = "flags"
+        self._members = members
+        self._listener: Listener | None = None
+
+    def set(self, members: Members) -> None:
+        """Name these engines from now on; those removed by other means come back."""
+        self._members = members
+        if self._listener is not None:
+            self._listener.named(members, restore=True)
+
+    async def follow(self, listener: Listener) -> None:
+        """See `EngineSource`."""
+        self._listener = listener
+        listener.named(self._members)
+        try:
+            await asyncio.Event().wait()  # only `set` changes them
+        finally:
+            self._listener = None
 
 
 class SourceStatus:

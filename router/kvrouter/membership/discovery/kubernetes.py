@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
 from kvrouter.membership.kubernetes.api import ApiFailed, Session
-from kvrouter.membership.kubernetes.engines import of_pod, of_slice
+from kvrouter.membership.kubernetes.engines import of_pod, of_slice, read_url
 from kvrouter.membership.kubernetes.environment import ServerFinder
 from kvrouter.membership.kubernetes.mirror import Expired, Mirror, Unreadable
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
-from kvrouter.membership.kubernetes.options import read_url
 from kvrouter.options.addresses import bare_address
 from kvrouter_store.connection.reconnect import BackOff
 
@@ -27,12 +26,10 @@ if TYPE_CHECKING:
 
     AnyMirror = Mirror[Pod] | Mirror[EndpointSlice]
 
-MOST_TOLD: Final = 32
-"""Odd objects in the log at a time."""
+MOST_TOLD: Final = 32  # odd objects in the log at a time
 NEWS_S: Final = 0.02
 """Between two looks at a watch: each report costs the more, the more engines there are."""
-PAGE: Final = 100
-"""Objects in one page of a list; each has some 10 KB."""
+PAGE: Final = 100  # objects in one page of a list; each has some 10 KB
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,7 @@ class Times:
 
 @dataclass(eq=False, repr=False)
 class KubernetesSource:
-    """Names the engines of Pods, or of a Service; see `options` and `engines`.
+    """Names the engines of Pods, or of a Service; see `engines`.
 
     A server that fails, hangs or refuses changes nothing. ValueError: the URL is wrong.
     """
@@ -103,8 +100,7 @@ class KubernetesSource:
     async def _list_and_watch(self, mirror: AnyMirror, listener: Listener) -> None:
         """List if that is due, then watch until the server ends it.
 
-        Raises:
-            Expired, ApiFailed, Unreadable: see there.
+        Expired, ApiFailed, Unreadable: see there.
         """
         times, wanted = self.times, self._wanted
         async with Session(await self.find(wanted.context), times.answer_s) as session:

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.base import Listener, Members
     from kvrouter.redis.client import RedisClient
 
-LOOK_S: Final = 1.0
-"""Between two looks at all entries, unless news asks for one sooner."""
+LOOK_S: Final = 1.0  # between two looks at all entries, unless news asks for one sooner
 RETRY_S: Final = 0.25
 MAX_TTL_S: Final = 3600.0
 _KEYS_AT_A_TIME: Final = 256
 _ENTRY_BYTES: Final = 4096
-_NAME_BYTES: Final = 400
-"""Of an address with its label; what is longer is none."""
+_NAME_BYTES: Final = 400  # of an address with its label; what is longer is none
 
 log = logging.getLogger(__name__)
 

@@ -20,17 +20,15 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.base import Members, both_roles
 from kvrouter.membership.discovery.redis import MAX_TTL_S, EngineEntry, EntryKeys
-from kvrouter.membership.probe_client import ProbeClient, try_connection
+from kvrouter.membership.probe_client import ProbeClient, connection_problem
 from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import Addresses, LogLevel, StoreUrls, unique_stores
 from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter.redis.settings import RedisSettings
 from kvrouter_store.log import log_to_stderr
-from kvrouter_store.system_errors import reason_of
 
-RETRY_S: Final = 0.5
-"""Between two attempts while the engine or Redis is down."""
+RETRY_S: Final = 0.5  # between two attempts while the engine or Redis is down
 _RENEWALS: Final = 3
 log = logging.getLogger(__name__)
 
@@ -167,14 +165,12 @@ class Registrar:
 
     async def _renew(self, registration: EngineRegistration) -> str:
         """Renew the entry of an engine that is well; returns what is wrong, or ""."""
-        engine = registration.engine
+        engine, timeout_s = registration.engine, self._settings.health_timeout_s
         try:
-            if engine.role is Role.STORE:
-                await try_connection(engine.host, engine.port, self._settings.health_timeout_s)
-            else:
+            if engine.role is not Role.STORE:
                 await self._probe.body(engine, "/health", None)
-        except OSError as error:
-            return f"it takes no connection: {reason_of(error) or 'no answer in time'}"
+            elif problem := await connection_problem(engine.host, engine.port, timeout_s):
+                return f"it takes no connection: {problem}"
         except ProbeFailed as error:
             if error.status != 404:  # an engine may have no such page
                 return str(error)

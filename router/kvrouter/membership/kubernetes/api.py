@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-MAX_PAGE_BYTES: Final = 16 << 20
+MAX_PAGE_BYTES: Final = 12 << 20
 _SHOWN: Final = 300
 _UNAUTHORIZED: Final = 401
 _REMEDIES: Final = {
@@ -32,20 +32,17 @@ class ApiFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Where the API server is, and what to show it.
-
-    Attributes:
-        tls: whom to trust, and the client's certificate; None: the server is asked without TLS.
-        proxy: URL of an HTTP proxy, which may hold a password; None: none.
-        refused: called when the server does not accept the credentials.
-    """
+    """Where the API server is, and what to show it."""
 
     url: str  # its base, without a trailing slash
     namespace: str = "default"  # where the URL of the source names none
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the credentials
+    # Whom to trust, and the client's certificate; None: the server is asked without TLS.
     tls: ssl.SSLContext | None = None
     tls_name: str | None = None  # that its certificate has; None: the host of `url`
+    # URL of an HTTP proxy, which may hold a password; None: none.
     proxy: str | None = field(default=None, repr=False)
+    # Called when the server does not accept the credentials.
     refused: Callable[[], None] = lambda: None
 
 
@@ -68,9 +65,8 @@ class Session:
     async def page(self, path: str, query: Mapping[str, str]) -> bytes:
         """The body of a 200.
 
-        Raises:
-            Expired: it is a 410.
-            ApiFailed: there is no other answer within the deadline, or a longer one.
+        Expired: it is a 410. ApiFailed: there is no other answer within the deadline, or a longer
+        one.
         """
         async with self._answer(path, query) as answer, asyncio.timeout(self.answer_s):
             return await read_bounded(answer, MAX_PAGE_BYTES, ApiFailed)

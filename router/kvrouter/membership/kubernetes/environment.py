@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 
     from kvrouter.membership.kubernetes.kubeconfig import Kubeconfig, Program, User
 
-DEADLINE_S: Final = 30.0
-"""A program may ask a server of its own."""
-REAPED_S: Final = 5.0
-"""After SIGKILL: only a process that the kernel does not let go takes longer."""
+DEADLINE_S: Final = 30.0  # a program may ask a server of its own
+REAPED_S: Final = 5.0  # after SIGKILL: only a process that the kernel does not let go takes longer
 MAX_ANSWER_BYTES: Final = 1 << 20
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXTENSION: Final = "client.authentication.k8s.io/exec"
@@ -56,8 +54,7 @@ T = TypeVar("T")
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes mounts a Pod's token, which it replaces every hour, and the cluster's CA."""
 _DEFAULT: Final = "~/.kube/config"
-READ_S: Final = 10.0
-"""For files, which may lie on a network."""
+READ_S: Final = 10.0  # for files, which may lie on a network
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -173,17 +170,13 @@ class ProgramCredentials:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """Collects what a process writes, up to a bound, until it has ended.
-
-    Attributes:
-        ended: it has, and nobody holds its stdout any more; or it wrote too much.
-        exited: set once the event loop has reaped it.
-    """
+    """Collects what a process writes, up to a bound, until it has ended."""
 
     def __init__(self) -> None:
         self.content = bytearray()
+        # It has, and nobody holds its stdout any more; or it wrote too much.
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.exited = asyncio.Event()
+        self.exited = asyncio.Event()  # set once the event loop has reaped it
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         del fd
@@ -327,8 +320,7 @@ class ServerFinder:
     async def __call__(self, context: str | None) -> ApiServer:
         """The server of a context, None: of the current one, or of the Pod's own cluster.
 
-        Raises:
-            ApiFailed: files are missing or wrong, or a program is.
+        ApiFailed: files are missing or wrong, or a program is.
         """
         host = self.environment.get("KUBERNETES_SERVICE_HOST", "")
         files = self.environment.get("KUBECONFIG", "")

@@ -30,12 +30,10 @@ class _Object(Protocol):
 T = TypeVar("T", bound=_Object)
 
 GONE: Final = 410
-MAX_LINE_BYTES: Final = 4 << 20
-"""Of one event; no object is larger than etcd's 1.5 MiB."""
+MAX_LINE_BYTES: Final = 4 << 20  # of one event; no object is larger than etcd's 1.5 MiB
 MAX_OBJECT_CONTAINERS: Final = 20_000
 """Lists and mappings of one event: a slice of a thousand endpoints has 5,000."""
-MAX_PAGE_CONTAINERS: Final = 150_000
-"""Of a page of a hundred objects."""
+MAX_PAGE_CONTAINERS: Final = 150_000  # of a page of a hundred objects
 
 
 class Expired(Exception):
@@ -79,8 +77,7 @@ class Mirror(Generic[T]):
     def page(self, body: bytes) -> str:
         """Take a page of a list; returns the token of the next, "" if it was the last.
 
-        Raises:
-            Unreadable: see there; or there are more engines than `most`.
+        Unreadable: see there; or there are more engines than `most`.
         """
         page: Page[T] = _decoded(self._pages, body, MAX_PAGE_CONTAINERS)
         if len(page.items or ()) > self.most:
@@ -102,9 +99,7 @@ class Mirror(Generic[T]):
     def feed(self, chunk: bytes) -> bool:
         """Take bytes of the watch, cut anywhere; returns whether `engines` or `odd` may differ.
 
-        Raises:
-            Expired: see there.
-            Unreadable: see there; or there are more objects than `most`.
+        Expired: see there. Unreadable: see there; or there are more objects than `most`.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:

@@ -39,10 +39,11 @@ class Reason(StrEnum):
     """The connection broke, or a replay was not answered: messages may be missing."""
     SILENT = "silent", IndexState.DEGRADED, False
     """The engine computed blocks without an event: its stream of events may be dead."""
+    LOOKAHEAD = "look-ahead", IndexState.DEGRADED, False
+    """Its names cover tokens after a block: the last block of a match may be another one."""
     RANKS = "ranks", IndexState.DEGRADED, False
     """Several data-parallel ranks are one target: which of them holds a block is unknown."""
-    NO_EVENTS = "no events", IndexState.FALLBACK, False
-    """The engine never sent an event."""
+    NO_EVENTS = "no events", IndexState.FALLBACK, False  # the engine never sent an event
     FOREIGN = "foreign", IndexState.FALLBACK, False
     """Its blocks have another size than the router's."""
     UNCOUNTED = "uncounted", IndexState.FALLBACK, False

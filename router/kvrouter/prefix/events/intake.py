@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -31,14 +31,13 @@ from kvrouter_store.events.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
 
 ANSWER_S: Final = 2.0
 """Silence of a publisher after which a replay has failed; vLLM polls ten times a second."""
-END: Final = (1 << 64) - 1
-"""The number of the last answer: -1."""
+END: Final = (1 << 64) - 1  # the number of the last answer: -1
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +47,9 @@ class EventIntake:
     """All sockets of KV events, on the running loop; its owner calls `close`.
 
     `ports` are those of publishers that listen, by the engine's address; under "" that of all
-    others; `replay_ports` those at which publishers repeat messages, in the same way. OSError:
-    `bind`, the address to which others connect, cannot be bound.
+    others; `replay_ports` those at which publishers repeat messages, in the same way. In place of
+    those that are missing count those that engines tell. OSError: `bind`, the address to which
+    others connect, cannot be bound.
     """
 
     tracker: CacheTracker  # takes the messages
@@ -58,19 +58,21 @@ class EventIntake:
     bind: str | None = None  # None: no publisher connects to the router
 
     def __post_init__(self) -> None:
-        self._context = open_context()
+        self._opened: zmq.Context[zmq.Socket[bytes]] | None = None
         turns = Turns(self.tracker.work)
         self.tracker.wake = turns.wake
         self.subscriber: EventSubscriber | None = None
         if self.bind is not None:
             try:
-                self.subscriber = EventSubscriber(self.bind, self.tracker, self._context, turns)
+                self.subscriber = EventSubscriber(self.bind, self.tracker, self._context(), turns)
             except OSError:
-                self._context.destroy(linger=0)
+                self._context().destroy(linger=0)
                 raise
         self._connector = EventConnector(self._context, self.ports, self.tracker, turns)
-        self._replayer = Replayer(self._context, self.replay_ports, self.tracker, turns)
-        if self.replay_ports:
+        self._replayer = Replayer(
+            self._context, self.replay_ports, self.tracker, turns, told=self._connector.told_replays
+        )
+        if self.replay_ports or self.bind is None:
             self.tracker.replays = self._replayer
 
     def listen(self, engine: Engine) -> None:
@@ -89,7 +91,13 @@ class EventIntake:
         self._connector.close()
         if self.subscriber is not None:
             self.subscriber.close()
-        self._context.destroy(linger=0)
+        self._context().destroy(linger=0)
+
+    def _context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """That of all sockets, opened with the first one: engines may tell of no publisher."""
+        if self._opened is None:
+            self._opened = open_context()
+        return self._opened
 
 
 class EventSubscriber:
@@ -156,36 +164,46 @@ class EventConnector:
     data-parallel rank, and reconnects until the engine is forgotten. The tracker finds out what was
     lost meanwhile. The connection shows the sender of a message: topics are ignored.
 
-    `ports` are those of publishers, by the engine's address; under "" that of all others.
+    `ports` are those of publishers, by the engine's address; under "" that of all others. An engine
+    without one may tell its own.
     """
 
-    context: zmq.Context[zmq.Socket[bytes]]
+    context: Callable[[], zmq.Context[zmq.Socket[bytes]]]
     ports: Mapping[str, int]
     tracker: CacheTracker
     turns: Turns
 
     def __post_init__(self) -> None:
-        self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
+        self._inboxes: dict[Engine, tuple[tuple[int, int], Inbox, Inbox]] = {}
+        self.told_replays: dict[Engine, int] = {}
+        """Where engines say that they repeat messages, once their publisher is connected: none is
+        to seem well known by replays alone."""
 
     def engine_joined(self, engine: Engine) -> None:
-        """Connect to its publisher, unless that was done before.
+        """Connect to its publisher, unless that was done before, or elsewhere than before.
 
         If no more sockets can be opened, that is logged, and its events are lost.
         """
-        port = self.ports.get(engine.server.address, self.ports.get("", 0))
-        if not port or engine in self._inboxes:
+        known = self._inboxes.get(engine)
+        port = _port_of(self.ports, engine.server, engine.event_rank)
+        ports = (port, 0) if port else engine.event_ports
+        if known is not None and known[0] == ports:
+            return
+        self.forget(engine)
+        if ports is None:
             return
         try:
-            self._inboxes[engine] = self._connect(engine, port + engine.event_rank)
+            self._inboxes[engine] = (ports, *self._connect(engine, ports))
         except zmq.ZMQError as error:
             self.tracker.forget(engine)  # a replay tells what it holds now, but not what follows
             log.warning("KV events of %s are not taken: %s", engine.address, error)
 
-    def _connect(self, engine: Engine, port: int) -> tuple[Inbox, Inbox]:
+    def _connect(self, engine: Engine, ports: tuple[int, int]) -> tuple[Inbox, Inbox]:
         server, seen = engine.server, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        port, replays = ports
         endpoint = endpoint_of(server.host, port)
         with ExitStack() as opened:
-            socket = subscriber(self.context, b"", endpoint)
+            socket = subscriber(self.context(), b"", endpoint)
             opened.callback(socket.close)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
             opened.callback(socket.disable_monitor)
@@ -200,15 +218,17 @@ class EventConnector:
         def note(frames: Sequence[bytes]) -> None:
             if parse_monitor_message(list(frames))["event"] == zmq.EVENT_DISCONNECTED:
                 self.tracker.disconnected(engine)
-            else:
-                self.tracker.connected(engine)
+                return
+            self.told_replays[engine] = replays
+            self.tracker.connected(engine)
 
         return Inbox(socket, take, self.turns), Inbox(monitor, note, self.turns)
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""
-        inbox, monitor = self._inboxes.pop(engine, (None, None))
-        if inbox is not None and monitor is not None:
+        self.told_replays.pop(engine, None)
+        if (known := self._inboxes.pop(engine, None)) is not None:
+            _, inbox, monitor = known
             inbox.socket.disable_monitor()
             monitor.close()
             inbox.close()
@@ -224,25 +244,27 @@ class Replayer:
     """Runs one replay per publisher at a time, each on a socket of its own.
 
     `ports` are those of replays, by the engine's address; under "" that of all others. A
-    data-parallel rank adds its number.
+    data-parallel rank adds its number. `told` are those that targets tell.
     """
 
-    context: zmq.Context[zmq.Socket[bytes]]
+    context: Callable[[], zmq.Context[zmq.Socket[bytes]]]
     ports: Mapping[str, int]
     tracker: CacheTracker
     turns: Turns
     answer_s: float = ANSWER_S
+    told: Mapping[Engine, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._replays: dict[tuple[Engine, int], _Replay] = {}
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
         """Request the messages of a rank from `start` on; False: no port is known, or no socket."""
-        port = self.ports.get(server.address, self.ports.get("", 0))
+        target = server.rank_of_events(rank) or server
+        port = _port_of(self.ports, server, rank) or self.told.get(target, 0)
         if not port:
             return False
         self.end(server, rank)
-        endpoint = endpoint_of(server.host, port + rank)
+        endpoint = endpoint_of(server.host, port)
         try:
             self._replays[server, rank] = _Replay(self, server, rank, endpoint, start)
         except zmq.ZMQError as error:
@@ -263,6 +285,12 @@ class Replayer:
             self.end(server, rank)
 
 
+def _port_of(ports: Mapping[str, int], server: Engine, rank: int) -> int:
+    """The configured port of a rank; 0: none."""
+    port = ports.get(server.address, ports.get("", 0))
+    return port + rank if port else 0
+
+
 class _Replay:
     """One request and its answers."""
 
@@ -274,7 +302,7 @@ class _Replay:
         self._rank = rank
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._loop.time()
-        socket = open_socket(owner.context, zmq.DEALER, endpoint)
+        socket = open_socket(owner.context(), zmq.DEALER, endpoint)
         socket.connect(endpoint)
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         self._inbox = Inbox(socket, self._take, owner.turns)

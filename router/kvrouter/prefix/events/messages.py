@@ -1,8 +1,9 @@
-"""The KV events of vLLM as messages: decoding only, no state.
+"""The KV events of vLLM and SGLang as messages: decoding only, no state.
 
 Source: vllm/distributed/kv_events.py of vLLM 0.32 (map-encoded events) and its versions before
 (array-encoded ones). A message is three frames: topic, sequence number (8 bytes big-endian), and
-msgpack `[ts, [event...], data_parallel_rank]`. Fields of later versions have defaults.
+msgpack `[ts, [event...], data_parallel_rank]`. Fields of later versions have defaults. 0.33's
+`session_id` is of the request that stored a block, not of the block, and is passed over.
 
 A message is bounded before anything is made of it, and its events are decoded one by one, in pieces
 of so many blocks that each costs a millisecond or two.
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 MAX_BLOCKS: Final = 1 << 17
 """Block hashes of one message: a step may store several prompts of a million tokens."""
 MAX_EVENTS: Final = 1 << 17
-MAX_VALUES: Final = 1 << 21
-"""Values of msgpack in one message, most of them token ids."""
-PIECE_BLOCKS: Final = 2048
-"""Blocks of a larger event that are applied at a time."""
+MAX_VALUES: Final = 1 << 21  # values of msgpack in one message, most of them token ids
+PIECE_BLOCKS: Final = 2048  # blocks of a larger event that are applied at a time
 LOW64: Final = (1 << 64) - 1
 
 Id = int | bytes
@@ -41,6 +40,9 @@ class TooLarge(BadMessage):
     """A message beyond the bounds."""
 
 
+NIL: Final = msgspec.Raw(b"\xc0")
+
+
 class _Stored(msgspec.Struct, gc=False):
     block_hashes: list[Id]
     parent_block_hash: Id | None
@@ -49,7 +51,7 @@ class _Stored(msgspec.Struct, gc=False):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: msgspec.Raw = msgspec.Raw(b"\xc0")  # one list per block
+    extra_keys: msgspec.Raw = NIL  # one list per block
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
 
@@ -58,6 +60,8 @@ class BlockStored(_Stored, tag="BlockStored", gc=False):
     """Blocks that an engine's cache holds from now on."""
 
     manifest: bytes | None = None  # digest of that of the blocks, by which a store node keeps them
+    lookahead_token_ids: msgspec.Raw = NIL  # tokens after each block that its name covers
+    cache_salt: str | None = None  # SGLang's; vLLM has it among `extra_keys`
 
 
 class _Removed(msgspec.Struct, gc=False):
@@ -175,7 +179,7 @@ def decode_tokens(event: BlockStored) -> memoryview:
 
 
 def is_plain(event: BlockStored) -> bool:
-    """Whether tokens alone determine the event's blocks: no adapter, salt or image."""
+    """Whether tokens and `cache_salt` alone determine the blocks: no adapter, no `extra_keys`."""
     return event.lora_id is None and event.lora_name is None and is_blank(bytes(event.extra_keys))
 
 

@@ -13,7 +13,7 @@ from kvrouter.prefix.events.sequencer import Sequencer
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.prefix.events.messages import Event
-    from kvrouter.prefix.events.reorder import Message
+    from kvrouter.prefix.events.sequencer import Message
     from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class EngineCache:
             (Reason.CUT in reasons, Reason.CUT),
             (len(self.streams) > 1, Reason.RANKS),
             (self.silent, Reason.SILENT),
+            (self.names.ahead, Reason.LOOKAHEAD),
             (Reason.LOST in reasons, Reason.LOST),
             (Reason.LATE in reasons, Reason.LATE),
             (self.names.unnamed, Reason.UNNAMED),

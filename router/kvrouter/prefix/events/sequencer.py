@@ -22,29 +22,28 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.prefix.events.reorder import Budget, Message, ReorderBuffer, fingerprint
 from kvrouter_store.events.publisher import COUNT_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvrouter.prefix.events.messages import Batch
     from kvrouter.prefix.events.publisher import Publisher
 
-REORDER_S: Final = 0.25
-"""Without replays: how long missing messages may still come by themselves."""
+REORDER_S: Final = 0.25  # without replays: how long missing messages may still come by themselves
 REMEMBERED: Final = 512
 """Fingerprints kept, to distinguish a duplicate from another publisher's message."""
-TRIES: Final = 3
-"""Replays in a row without a new message, after which what is missing is given up."""
-RETRY_S: Final = 1.0
-"""Between two replays that were not answered; doubled each time."""
+TRIES: Final = 3  # replays in a row without a new message, after which what is missing is given up
+RETRY_S: Final = 1.0  # between two replays that were not answered; doubled each time
 CERTAIN_ANSWERS: Final = 900
 """Beyond so many answers the last but one may be dropped: ZMQ queues 1,000."""
 CHECK_S: Final = 30.0
 """After so long without a message the publisher is asked for what may be missing."""
+HELD_MESSAGES: Final = 4096  # messages of one publisher kept at a time
+_MARKED_BYTES: Final = 96
 
 
 @dataclass(slots=True, eq=False)
@@ -391,3 +390,71 @@ def _life(number: int) -> int:
 def _is_first(number: int) -> bool:
     """Whether it is the first message of a publisher's life."""
     return number == _life(number) << COUNT_BITS
+
+
+class Message(NamedTuple):
+    """One message of a publisher: its number, its payload as sent, and decoded."""
+
+    sequence: int
+    payload: bytes
+    batch: Batch
+
+
+@dataclass(slots=True)
+class Budget:
+    """Bytes of kept messages of all publishers; those beyond it are dropped, and count as lost."""
+
+    limit_bytes: int
+    used_bytes: int = 0
+
+
+class ReorderBuffer:
+    """Messages of one publisher by number; `highest` was sent last, kept or not (-1: none)."""
+
+    __slots__ = ("_budget", "_messages", "highest")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._messages: dict[int, Message] = {}
+        self.highest = -1
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def add(self, message: Message) -> None:
+        """Keep `message` if there is room for it."""
+        number, size = message.sequence, len(message.payload)
+        self.highest = max(self.highest, number)
+        known = self._messages.get(number)
+        if known is not None and known.batch.ts < message.batch.ts:
+            self.take(number)  # it was of an earlier publisher
+        room = self._budget.used_bytes + size <= self._budget.limit_bytes
+        if room and number not in self._messages and len(self._messages) < HELD_MESSAGES:
+            self._messages[number] = message
+            self._budget.used_bytes += size
+
+    def take(self, number: int) -> Message | None:
+        """Remove and return the message of that number."""
+        message = self._messages.pop(number, None)
+        if message is not None:
+            self._budget.used_bytes -= len(message.payload)
+        return message
+
+    def first(self) -> Message:
+        """The message with the lowest number; KeyError: none is kept."""
+        return self._messages[min(self._messages, default=-1)]
+
+    def any_before(self, ts: float) -> bool:
+        """Whether a kept message was sent before `ts`, by its publisher's clock."""
+        return any(message.batch.ts < ts for message in self._messages.values())
+
+    def discard(self, unwanted: Callable[[Message], bool]) -> None:
+        """Drop the `unwanted` messages, and know only of the others."""
+        for number in [n for n, message in self._messages.items() if unwanted(message)]:
+            self.take(number)
+        self.highest = max(self._messages, default=-1)
+
+
+def fingerprint(payload: bytes) -> int:
+    """Distinguishes messages of one number; a payload begins with the publisher's clock."""
+    return hash((len(payload), payload[:_MARKED_BYTES]))

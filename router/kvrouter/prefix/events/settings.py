@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
-from kvrouter.options.types import EnginePorts  # noqa: TC001 (pydantic reads it)
+from kvrouter.options.types import EnginePorts, by_engine
 
 
 class KvEventSettings(BaseModel):
@@ -31,6 +31,12 @@ class KvEventSettings(BaseModel):
         "replay_endpoint): PORT for all engines or HOST:PORT=PORT for one. The router asks there "
         "for messages that were lost or sent before it started.",
     )
+    kv_events_auto: bool = Field(
+        default=True,
+        description="Ask each engine where it publishes KV events (vLLM since 0.33), and connect "
+        "there. Not asked are engines with a --kv-events-connect, and none is with "
+        "--kv-events-bind.",
+    )
     store_events_connect: EnginePorts = Field(
         default_factory=list,
         description="Port at which nodes of the store publish what they hold (--kv-events-config "
@@ -45,9 +51,9 @@ class KvEventSettings(BaseModel):
     index_blocks: int = Field(
         default=1_000_000,
         ge=1024,
-        description="Blocks that the index of the engines' caches remembers, and that of the "
-        "nodes of the store as many, at 36 to 72 bytes each. Beyond it the router forgets the "
-        "least recently used.",
+        description="Blocks that the index of the engines' caches remembers, and as many those of "
+        "their host memory, their storage and the store's nodes, at 49 bytes each. Beyond "
+        "it the router forgets the least recently used.",
     )
 
     @field_validator("kv_events_bind")
@@ -65,4 +71,10 @@ class KvEventSettings(BaseModel):
     @property
     def takes_kv_events(self) -> bool:
         """Whether the router receives KV events at all."""
-        return self.kv_events_bind is not None or bool(self.kv_events_connect)
+        connects = bool(self.kv_events_connect) or self.kv_events_auto
+        return connects or self.kv_events_bind is not None
+
+    def asks_events(self, address: str) -> bool:
+        """Whether the engine of that address is asked where it publishes them."""
+        named = by_engine(self.kv_events_connect)
+        return self.kv_events_auto and not (self.kv_events_bind or {"", address} & named.keys())

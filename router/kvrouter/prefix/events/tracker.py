@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.messages import BadMessage, TooLarge, decode_batch, decode_sequence
 from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests
-from kvrouter.prefix.events.reorder import Budget, Message
+from kvrouter.prefix.events.sequencer import Budget, Message
+from kvrouter.prefix.lower import Held, LowerTiers
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -29,14 +30,11 @@ if TYPE_CHECKING:
 
 TOPIC_PREFIX: Final = "kv@"
 TURN_S: Final = 0.002
-HELD_BYTES: Final = 64 << 20
-"""Messages of all engines that wait for earlier ones."""
+HELD_BYTES: Final = 64 << 20  # messages of all engines that wait for earlier ones
 SILENT_S: Final = 15.0
 """After so long without an event for computed blocks an engine's events are not trusted."""
-DEAD_S: Final = 60.0
-"""After so long they are replaced by guesses from the legs that it was sent."""
-MAX_RANKS: Final = 1024
-"""Publishers of one target."""
+DEAD_S: Final = 60.0  # after so long they are replaced by guesses from the legs that it was sent
+MAX_RANKS: Final = 1024  # publishers of one target
 UNSURE_PROMPTS: Final = 8
 """If its cache is not fully known, an engine may hold a prompt and so send no event: only so many
 different prompts without one are a sign."""
@@ -44,36 +42,30 @@ different prompts without one are a sign."""
 
 @dataclass(eq=False)
 class CacheTracker:
-    """Applies messages to the index, and counts those that it cannot apply.
-
-    Attributes:
-        domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
-        counts: messages, events, replayed, duplicates, gaps, restarts, lost (messages), unanswered
-            and unasked (replays), silent (engines), malformed, too_large, unknown_topic,
-            unknown_rank, unknown_event, other_medium, other_group, foreign_names,
-            unmapped_blocks; each only grows.
-        budget: bytes of messages that wait for earlier ones.
-        blocks: applies events.
-        replays: repeats missing messages; None: nobody does.
-        wake: called when `work` is to be called soon.
-    """
+    """Applies messages to the index, and counts those that it cannot apply."""
 
     index: PrefixIndex  # of the engines' blocks
     find: Callable[[str], Engine | None]  # returns the engine of an address `HOST:PORT`
+    # Returns the hash domain of the router's own hashes for an engine; None: unknown.
     domain: Callable[[Engine], HashDomain | None]
     max_names: int = 200_000  # bound of the names kept per engine whose naming is MAPPED
     clock: Callable[[], float] = time.monotonic  # seconds, monotonic
     mapping: EventMapping | None = None  # None: that of engines
+    # What engines hold below their own caches.
+    lower: LowerTiers = field(default_factory=lambda: LowerTiers(1024))
 
     def __post_init__(self) -> None:
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None  # called when `work` is to be called soon
+        # Messages, events, replayed, duplicates, gaps, restarts, lost (messages), unanswered and
+        # unasked (replays), silent (engines), malformed, too_large, unknown_topic, unknown_rank,
+        # unknown_event, other_group, foreign_names, unmapped_blocks; each only grows.
         self.counts = EventCounts()
-        self.budget = Budget(HELD_BYTES)
+        self.budget = Budget(HELD_BYTES)  # bytes of messages that wait for earlier ones
         self.blocks: EventMapping = self.mapping or BlockMapping(
-            self.index, self.domain, self.max_names, self.counts
+            self.index, self.domain, self.max_names, self.counts, self.lower
         )
         self._waiting: deque[tuple[Publisher, Iterator[Event | None]]] = deque()
-        self.replays: ReplayRequests | None = None
+        self.replays: ReplayRequests | None = None  # repeats missing messages; None: nobody does
         self._caches: dict[Engine, EngineCache] = {}
         self._publishers: dict[tuple[Engine, int], Publisher] = {}
 
@@ -87,10 +79,11 @@ class CacheTracker:
                 publisher.stream.begin()
 
     def engine_left(self, engine: Engine) -> None:
-        """Forget its events; the index forgets the blocks itself."""
+        """Forget its events, and what they told."""
         cache = self._caches.get(engine)
         if cache is not None:
             self._drop_streams(cache)
+            self.blocks.empty(engine, cache.names)
             cache.names = BlockNaming()
             cache.guessed = False
             cache.reported()
@@ -101,6 +94,7 @@ class CacheTracker:
         cache = self._caches.pop(engine, None)
         if cache is not None:
             self._drop_streams(cache)
+            self.blocks.empty(engine, cache.names)
 
     # -- what is known
 
@@ -122,6 +116,14 @@ class CacheTracker:
         """Whether it certainly holds its blocks of the index."""
         cache = self._caches.get(engine)
         return cache is not None and cache.confidence.trusted
+
+    def held(self, hashes: bytes) -> Held:
+        """What engines have of a chain. Of those that it does not trust all are guesses."""
+        found = self.index.match(hashes)
+        own = {engine: blocks for engine, blocks in found.items() if self.trusts(engine)}
+        guesses = {engine: blocks for engine, blocks in found.items() if engine not in own}
+        lower = self.lower.match(hashes, found)
+        return Held(own, guesses, {e: each for e, each in lower.items() if self.trusts(e)})
 
     def reports(self, engine: Engine) -> bool:
         """Whether its events are used, so that guesses are not needed."""
@@ -264,6 +266,8 @@ class CacheTracker:
                 for stream in cache.streams:
                     stream.relearn()
             cache.update()
+        for index in self.lower.indexes.values():
+            index.sweep()
         self.work()
 
     # -- inside

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.stores.polling import HttpPeer, Question
 
-BATCH_KEYS: Final = 256
-"""Keys of one question: 2 ms and 80 kB of the master."""
-_PLAIN: Final = r"^[A-Za-z0-9._:@/+-]*\Z"
-"""Needs no escape in a URL, and is no comma."""
+BATCH_KEYS: Final = 256  # keys of one question: 2 ms and 80 kB of the master
+_PLAIN: Final = r"^[A-Za-z0-9._:@/+-]*\Z"  # needs no escape in a URL, and is no comma
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 

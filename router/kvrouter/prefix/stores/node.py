@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 
 LEARN_DEADLINE_S: Final = 2.0
 SHOWN_DIFFERENCES: Final = 4
-RELOAD_INTERVAL_S: Final = 0.1
-"""Least time between two requests for the store's manifests."""
+RELOAD_INTERVAL_S: Final = 0.1  # least time between two requests for the store's manifests
 MOST_MANIFESTS: Final = 4096
 """Manifests that are remembered; of engines that come back with others for ever, the latest."""
 
 T = TypeVar("T")
-MAX_LEFT: Final = 1024
-"""Nodes that left, of which the latest are remembered."""
+MAX_LEFT: Final = 1024  # nodes that left, of which the latest are remembered
 log = logging.getLogger(__name__)
 
 
@@ -247,6 +245,12 @@ class NodesView:
     def nodes(self) -> Collection[str]:
         """See `StoreView`."""
         return self._views if self._several else ()
+
+    def kv_bytes(self, manifest: str | None) -> float:
+        """Bytes of the KV of a token, of an engine with this manifest; 0: that is unknown."""
+        groups = self.manifests.groups_of(self.manifests.current(manifest or ""))
+        known = (self.manifests.known.get(group.manifest) for group in groups)
+        return sum(each.block_bytes / each.spec.block_tokens for each in known if each is not None)
 
     def follow(self, urls: Iterable[str]) -> None:
         """Ask these nodes from now on."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import CacheGroup
 
-ROOM: Final = 7 / 8
-"""While the index is fuller, no node is learnt again: it would overflow again."""
+ROOM: Final = 7 / 8  # while the index is fuller, no node is learnt again: it would overflow again
 RELEARN_S: Final = 60.0
 """Between two nodes that are learnt again: each of them tells all that it holds."""
 _NO_MODEL: Final = Identity(())

@@ -47,14 +47,11 @@ if TYPE_CHECKING:
     from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.stores.base import Origin, WantedBlocks
 
-ANSWER_S: Final = 1.0
-"""For one answer, connecting included."""
-HEALTH_S: Final = 1.0
-"""Between two questions whether the store is well."""
+ANSWER_S: Final = 1.0  # for one answer, connecting included
+HEALTH_S: Final = 1.0  # between two questions whether the store is well
 KEPT_S: Final = 4.0
 """An idle connection; servers close theirs later, so that no question meets a closing one."""
-MAX_ANSWER_BYTES: Final = 8 << 20
-"""LMCache answers a prompt of a million tokens with 7 MB."""
+MAX_ANSWER_BYTES: Final = 8 << 20  # LMCache answers a prompt of a million tokens with 7 MB
 MAX_CONNECTIONS: Final = 32
 
 Answer = TypeVar("Answer")
@@ -64,13 +61,11 @@ FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.2
 POLLS_PER_S: Final = 200
 """Of all landings that are awaited, after their first: pauses grow beyond the longest for that."""
-BRIEF_S: Final = 0.2
-"""For what will probably never be reported."""
+BRIEF_S: Final = 0.2  # for what will probably never be reported
 SILENCE: Final = 3
 """Landings in a row that bring nothing new. Then most are awaited for `BRIEF_S`, until one comes,
 where a time-out counts as a landing."""
-SOUNDED: Final = 16
-"""One in so many of them is awaited in full."""
+SOUNDED: Final = 16  # one in so many of them is awaited in full
 log = logging.getLogger(__name__)
 
 
@@ -118,9 +113,8 @@ class HttpPeer:
     async def ask(self, path: str, kind: type[Answer], sent: bytes | None = None) -> Answer:
         """The 200 to a GET, or to a POST of JSON, read as `kind`.
 
-        Raises:
-            StoreUnavailable: it is away, did not answer in time, or answered what cannot be read.
-            StoreRefused: it refused this question.
+        StoreUnavailable: it is away, did not answer in time, or answered what cannot be read.
+        StoreRefused: it refused this question.
         """
         if not self.connected:
             raise StoreUnavailable(f"{self.url} is away")

@@ -33,6 +33,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.prefix.lower import NOTHING
 from kvrouter.routing.plan import (
     AGING,
     TOKENS_PER_MS,
@@ -50,8 +51,7 @@ if TYPE_CHECKING:
 
     from kvrouter.routing.policies.planner import Planner
 
-HORIZON_S: Final = 0.02
-"""A leg is sent so long before its engine is free: it travels meanwhile."""
+HORIZON_S: Final = 0.02  # a leg is sent so long before its engine is free: it travels meanwhile
 SHORT_TOKENS: Final = 2048
 """Tokens of prompts that may be under way on an engine, however many legs they are."""
 SHORT_PAUSE_S: Final = 0.075
@@ -59,28 +59,24 @@ SHORT_PAUSE_S: Final = 0.075
 where that many take 0.2 s beside 20 streams, answers take 1.4 times as long as with `prefix`."""
 USUAL_PAUSE_S: Final = 0.1
 """Of streams, while their engine computes up to `SHORT_TOKENS` of a prompt in one step."""
-MOST_LOCAL_S: Final = 1.0
-"""Longest computation of a prompt beside streams."""
+MOST_LOCAL_S: Final = 1.0  # longest computation of a prompt beside streams
 HEDGE: Final = 0.3
 """An engine that takes longer than estimated is taken to need this part of its time again."""
 PRICE_OF_WORK: Final = 1.5
 """Of a second of computation, against one of waiting: another prompt could use it."""
-BEHIND_WEIGHT: Final = 0.3
-"""Of a second by which a prompt delays each one that waits behind it."""
+BEHIND_WEIGHT: Final = 0.3  # of a second by which a prompt delays each one that waits behind it
 IDLE_S: Final = 0.03
 """After which an engine takes prompts of any router, not only of the one whose home it is."""
 HOME_S: Final = 1.0
 """After which a prompt goes to any engine: a router may have no home, or one that is never idle."""
-PACE_STEP: Final = 0.05
-"""Of the error of an estimate, towards what legs take."""
+PACE_STEP: Final = 0.05  # of the error of an estimate, towards what legs take
 LOOK_AHEAD: Final = 8
 """Prompts of a model that are looked at in vain before the rest is left for the next time."""
 TOKENS_PER_S: Final = 1000 * TOKENS_PER_MS
 LEAST_WAIT_S: Final = 0.001
 MOST_ABSENT: Final = 4096
 """Tenants without a waiting prompt that are remembered; beyond that all of them are forgotten."""
-OVERHEAD_S: Final = 0.005
-"""Of a prefill leg, whatever its length."""
+OVERHEAD_S: Final = 0.005  # of a prefill leg, whatever its length
 
 
 def prefill_s(computed_tokens: int, held_tokens: int) -> float:
@@ -111,7 +107,7 @@ class Option(NamedTuple):
     """An engine that would compute a prompt, alone on it; seconds."""
 
     engine: Engine
-    lead_s: float  # that it takes to load what the store has and it lacks
+    lead_s: float  # that it takes to load what the store or its lower tiers have, and it lacks
     work_s: float  # that it takes to compute the rest
     computed_tokens: int
 
@@ -135,6 +131,11 @@ class _Costs:
     def parts(self, engine: Engine) -> tuple[float, float, int]:
         """The parts of that. All that hold nothing of it differ only in their manifests."""
         own, manifest = self._held.get(engine, 0), engine.manifest
+        loads = self._inputs.lower.get(engine, NOTHING)
+        if loads.blocks > own:
+            lead_s, work_s, computed = self._cost(min(loads.blocks, self._usable), manifest)
+            load_s = self._pace * loads.cost * self._inputs.block_tokens / TOKENS_PER_S
+            return lead_s + load_s, work_s, computed
         if own:
             return self._cost(min(own, self._usable), manifest)
         usual = self._usual.get(manifest)
@@ -232,7 +233,8 @@ class PrefillQueue:
     def submit(self, prompt: QueuedPrompt) -> None:
         """`prompt` waits until `plan` binds it; its owner may `withdraw` it before."""
         inputs = prompt.inputs
-        held = max(believed(inputs).values(), default=0)
+        lower = (loads.blocks for loads in inputs.lower.values())
+        held = max((*believed(inputs).values(), *lower), default=0)
         stored = max(inputs.store_blocks.values(), default=0)
         usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
         tokens = min(max(held, stored), usable) * inputs.block_tokens
@@ -336,7 +338,7 @@ class PrefillQueue:
     ) -> Option:
         """The engine of the least price. Those that hold nothing differ only in their legs."""
         self._turn += 1
-        able, held = in_turn(able, self._turn), believed(inputs)
+        able, held = in_turn(able, self._turn), believed(inputs).keys() | inputs.lower.keys()
         best = costs.of(min(able, key=rests.__getitem__))
         if not held:
             return best

@@ -90,8 +90,6 @@ def decide(
     prefill: Sequence[Engine] = inputs.prefill
     if inputs.away:  # what is computed there reaches no other engine
         prefill = [engine for engine in prefill if not cut_off(inputs, engine)]
-    if not prefill:
-        return alone(Why.NO_PREFILL_ENGINE)
     able = partners(prefill, decode, inputs.model)
     if not able:
         return alone(_why_alone(prefill, decode))
@@ -100,6 +98,8 @@ def decide(
 
 
 def _why_alone(prefill: Sequence[Engine], decode: Engine) -> Why:
+    if decode.pairs.keys() >= set(prefill):  # also if there is none
+        return Why.NO_PREFILL_ENGINE
     identity = decode.identity
     if identity is not None and (identity.refusal is not None or not identity.can_split):
         return Why.SHARES_NO_KV

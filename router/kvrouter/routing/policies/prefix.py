@@ -9,6 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from kvrouter.prefix.lower import NOTHING
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
 from kvrouter.routing.policies.base import connected, decide, in_turn, rebound
 from kvrouter.routing.rendezvous import by_affinity
@@ -70,17 +71,18 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
     """The cost of this prompt on an engine, up to a constant of the request.
 
     In tokens to compute until it is prefilled: those in flight, less those that the engine holds;
-    those that it would load from the store cost LOAD_COST each.
+    those that it would load from the store cost LOAD_COST each, those of its lower tiers their own.
     """
-    block_tokens, stored = inputs.block_tokens, inputs.store_blocks
+    block_tokens, stored, lower = inputs.block_tokens, inputs.store_blocks, inputs.lower
     load = _TOKENS if inputs.prefill and inputs.split else _computing
     held = believed(inputs)
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
-    if not usable or not (held or stored):
+    if not usable or not (held or stored or lower):
         return load
 
     def price(engine: Engine) -> float:
-        own = min(held.get(engine, 0), usable)
+        loads = lower.get(engine, NOTHING)
+        own = max(min(held.get(engine, 0), usable), min(loads.blocks, usable) - loads.cost)
         identity = engine.identity
         manifest = identity.manifest if identity else None
         loadable = min(stored.get(manifest, 0), usable) - own if manifest else 0

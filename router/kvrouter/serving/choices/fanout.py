@@ -177,6 +177,7 @@ def _joined_route(routes: list[Route]) -> Route:
         decode_engine=_joined(route.decode_engine for route in routes),
         attempts=sum(route.attempts for route in routes),
         hit_engine=sum(route.hit_engine for route in routes),
+        hit_lower=sum(route.hit_lower for route in routes),
         hit_store=sum(route.hit_store for route in routes),
         landed_blocks=sum(landed) if landed else None,
         nothing_landed=_joined(route.nothing_landed for route in routes),
@@ -207,13 +208,6 @@ class Gathering:
     """Merges the answers of a request's shares, and answers the client.
 
     It throttles every engine that streams as the client throttles it.
-
-    Attributes:
-        exchange: the client's.
-        merge: makes one stream of those of the shares.
-        answers: those that came whole, by the first choice of their shares.
-        streaming: those that come as streams now.
-        begun: whether the client has some of the answer; comments are none.
     """
 
     context: RequestContext  # the request's
@@ -221,12 +215,13 @@ class Gathering:
     metrics: Metrics  # counts and times
 
     def __post_init__(self) -> None:
-        self.exchange = self.context.exchange
+        self.exchange = self.context.exchange  # the client's
         self._answer_id = answer_id(self.context.request.kind, self.context.request_id)
-        self.merge = StreamMerge(self._answer_id)
+        self.merge = StreamMerge(self._answer_id)  # makes one stream of those of the shares
+        # Those that came whole, by the first choice of their shares.
         self.answers: dict[int, Piece] = {}
-        self.streaming: set[EngineResponse] = set()
-        self.begun = False
+        self.streaming: set[EngineResponse] = set()  # those that come as streams now
+        self.begun = False  # whether the client has some of the answer; comments are none
 
     def finish(self) -> None:
         """End the client's answer: all shares have ended well.
@@ -255,19 +250,14 @@ class Gathering:
 
 
 class ShareSink:
-    """The sink of one share: its answer goes to where all of them meet.
-
-    Attributes:
-        share: the share that it answers.
-        gathering: where that is.
-        first: the context of the share's first leg, if others may follow.
-        sent: what was sent of a stream that may go on at another engine; None: it may not.
-    """
+    """The sink of one share: its answer goes to where all of them meet."""
 
     def __init__(self, share: Share, gathering: Gathering) -> None:
-        self.share = share
-        self.gathering = gathering
+        self.share = share  # the share that it answers
+        self.gathering = gathering  # where that is
+        # The context of the share's first leg, if others may follow.
         self.first: RequestContext | None = None
+        # What was sent of a stream that may go on at another engine; None: it may not.
         self.sent: SentTokens | None = None
 
     async def resume(self, resumption: Resumption, part: RequestContext) -> None:
@@ -341,12 +331,7 @@ class ShareSink:
 
 
 class _ShareStream:
-    """Body sink of one share's stream: passes on, event by event, what is the client's.
-
-    Attributes:
-        problem: why it was given up, if it was.
-        events: events with choices that were passed on.
-    """
+    """Body sink of one share's stream: passes on, event by event, what is the client's."""
 
     between_events = True  # only whole events go on
     passer = None  # chunk frames are the engine's own: they cannot be passed on as they are
@@ -360,8 +345,8 @@ class _ShareStream:
         assert answer.feed is not None  # it has begun
         self._feed = answer.feed
         self._feed.count_into(sink.gathering.metrics.of(context.model).gaps.buckets)
-        self.problem: BadShare | ShareError | None = None
-        self.events = 0
+        self.problem: BadShare | ShareError | None = None  # why it was given up, if it was
+        self.events = 0  # events with choices that were passed on
 
     @property
     def paused(self) -> bool:

@@ -97,15 +97,11 @@ class BadShare(Exception):
 
 
 class ShareError(Exception):
-    """An engine ended a share's stream with an error event.
-
-    Attributes:
-        payload: the event's JSON, as the engine wrote it.
-    """
+    """An engine ended a share's stream with an error event."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__("the engine's stream ended with an error")
-        self.payload = payload
+        self.payload = payload  # the event's JSON, as the engine wrote it
 
 
 class UsageSum:

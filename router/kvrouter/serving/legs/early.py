@@ -23,6 +23,7 @@ from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.prefix.stores.base import LandingOutcome, WantedBlocks
 from kvrouter.routing.plan import Plan, RouteInputs, usable_blocks
+from kvrouter.serving.legs import failures
 from kvrouter.serving.legs.failures import LegFailed, Refused, Tried, answer_of, note
 from kvrouter.serving.request.context import AwaitedLanding
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -75,11 +76,12 @@ class ConcurrentLegs:
         for _ in range(self.limits.max_attempts):
             if failed is not None or not _can_run(plan):
                 found = await self.engine_wait.until(
-                    partial(self._ready, context.model, inputs, tried), context.model
+                    partial(self._ready, context, inputs, tried), context.model
                 )
                 if found is None:
                     break
                 inputs, plan = found, self.policy.plan(found)
+                failures.begin_pair(context, self.pool, plan)
             context.route.follow(plan)
             context.route.note_handoff(None)
             if plan.prefill is None:
@@ -96,7 +98,9 @@ class ConcurrentLegs:
         if failed is None:
             return _no_prefill()
         final = not failed.row.again or context.answering
-        return self._alone(inputs, plan, answer_of(context), Role.DECODE if final else failed.leg)
+        alone = failed.leg is Role.PREFILL or failures.last_try(context, failed)
+        leg = Role.PREFILL if alone and not final else Role.DECODE
+        return self._alone(inputs, plan, answer_of(context), leg)
 
     async def _both(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, prefill: Engine
@@ -133,10 +137,13 @@ class ConcurrentLegs:
             context.resources.pin(rendezvous.decode["kv_transfer_params"], family.lease_s)
         return rendezvous
 
-    def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
+    def _ready(
+        self, context: RequestContext, inputs: RouteInputs, tried: Tried
+    ) -> RouteInputs | None:
         """The engines that can be asked now; None if they cannot do it."""
-        prefill = tried.others(self.pool.engines(Role.PREFILL, model))
-        decode = tried.others(self.pool.engines(Role.DECODE, model))
+        prefill = tried.others(self.pool.engines(Role.PREFILL, context.model))
+        prefill = failures.other_sources(context, prefill)
+        decode = tried.others(self.pool.engines(Role.DECODE, context.model))
         decode = decode if prefill else list(filter(serves_whole, decode))
         return replace(inputs, prefill=prefill, decode=decode) if decode else None
 

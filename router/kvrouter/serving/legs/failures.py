@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,6 +15,8 @@ import orjson
 
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families.base import LegOrder
 from kvrouter.errors import ApiError, speaks_anthropic
 from kvrouter.http.bounded_json import bounded
 from kvrouter.http.failure import Failure
@@ -24,8 +27,10 @@ from kvrouter.openai.sse import error_events, last_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
+    from kvrouter.routing.plan import Plan
     from kvrouter.serving.request.context import RequestContext
 MAX_ERRORS: Final = 2
 """Answers 500 to one request that end its tries, as `--retry-max-attempts` does."""
@@ -54,23 +59,14 @@ _NONE: Final = Answer(503, "No {leg} engine could answer.", retry_after_s=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What follows from one failure.
+    """What follows from one failure."""
 
-    Attributes:
-        failure: the failure, also the `reason` of `kvrouter:upstream_errors_total`.
-        what: what happened, in a sentence for the docs.
-        again: whether another engine is asked while the client has no content.
-        begun: whether the engine may be at it: what must not be done twice then is not.
-        counted: whether its breaker counts it.
-        answer: the client's, if no engine can do it.
-    """
-
-    failure: Failure
-    what: str
-    again: bool
-    begun: bool = True
-    counted: Counted
-    answer: Answer = _OWN
+    failure: Failure  # the failure, also the `reason` of `kvrouter:upstream_errors_total`
+    what: str  # what happened, in a sentence for the docs
+    again: bool  # whether another engine is asked while the client has no content
+    begun: bool = True  # whether the engine may be at it: what must not be done twice then is not
+    counted: Counted  # whether its breaker counts it
+    answer: Answer = _OWN  # the client's, if no engine can do it
 
 
 ROWS: Final = (
@@ -195,21 +191,13 @@ def formed(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What an engine says instead of doing its leg.
+    """What an engine says instead of doing its leg."""
 
-    Attributes:
-        status: of HTTP.
-        body: as it came; None: it cannot be passed on, and `message` stands for it.
-        content_type: of the body.
-        message: a sentence in place of the body; "" for the usual one.
-        retry_after_s: when to come again, as the engine says.
-    """
-
-    status: int
-    body: bytes | None
-    content_type: str = JSON
-    message: str = ""
-    retry_after_s: int | None = None
+    status: int  # of HTTP
+    body: bytes | None  # as it came; None: it cannot be passed on, and `message` stands for it
+    content_type: str = JSON  # of the body
+    message: str = ""  # a sentence in place of the body; "" for the usual one
+    retry_after_s: int | None = None  # when to come again, as the engine says
 
     def told(self, leg: Role) -> ApiError | Refused:
         """The same as the client's answer."""
@@ -220,7 +208,11 @@ class Words:
 
 
 class LegFailed(Exception):
-    """An engine did not do its leg. `prove` counts what `Counted.LATER` leaves open."""
+    """An engine did not do its leg.
+
+    `prove` counts what `Counted.LATER` leaves open: for the engine, or for the pair that it is with
+    the one from which it was to fetch KV.
+    """
 
     def __init__(
         self,
@@ -230,7 +222,7 @@ class LegFailed(Exception):
         leg: Role = Role.DECODE,
         *,
         words: Words | None = None,
-        prove: Callable[[], object] | None = None,
+        prove: Callable[[Engine | None], object] | None = None,
     ) -> None:
         super().__init__(f"{engine.address}: {message}")
         self.engine = engine
@@ -283,19 +275,23 @@ class Refused(Exception):
 class Attempts:
     """How the engines of one request failed, one after another, and what the client gets of it.
 
-    A request has one from its first failure on: see `note`.
+    A request has one from its first failure on, or from its plan for a pair that has failed lately.
     """
 
-    __slots__ = ("_errors", "_full", "_last", "_unproven")
+    __slots__ = ("_errors", "_full", "_last", "_unproven", "alone", "sources", "works")
 
     def __init__(self) -> None:
+        # Prefill engines from which its decode engines failed to fetch KV.
+        self.sources: list[Engine] = []
+        self.alone = False  # whether a decode engine computes the prompt because of that
+        self.works: Callable[[], object] | None = None  # notes that the pair of its plan works
         self._last: tuple[Row, Role, Words | None]
         self._full: Words | None = None  # of the last leg
         self._errors = 0
         self._unproven: list[Callable[[], object]] = []
 
-    def failed(self, failed: LegFailed, *, formed: bool) -> bool:
-        """Note a failure; whether another engine may be asked. `formed`: see there.
+    def failed(self, failed: LegFailed, *, formed: bool, source: Engine | None = None) -> bool:
+        """Note a failure; whether another engine may be asked. `formed`, `source`: see there.
 
         A second 500 is the request's fault: none of these engines is counted for it.
         """
@@ -306,11 +302,17 @@ class Attempts:
         self._last = failed.row, failed.leg, failed.words
         self._errors += failed.failure is Failure.ERROR
         if failed.prove is not None and not (failed.leg is Role.PREFILL and formed):
-            self._unproven.append(failed.prove)
+            self._unproven.append(partial(failed.prove, source))
+        if source is not None:
+            self.sources.append(source)
+        self.works = None
         return failed.row.again and self._errors < MAX_ERRORS
 
     def proven(self) -> None:
         """Another engine does well: count those that failed what it can do."""
+        works, self.works = self.works, None
+        if works is not None:
+            works()
         while self._unproven:
             self._unproven.pop()()
 
@@ -345,10 +347,52 @@ class Tried(list[tuple[Engine, int]]):
 def note(context: RequestContext, failed: LegFailed) -> bool:
     """Note how a leg of a request failed; whether another engine may be asked."""
     context.outcome.fail(str(failed))
+    source = source_of(context, failed)
+    return _attempts(context).failed(failed, formed=formed(context.request), source=source)
+
+
+def _attempts(context: RequestContext) -> Attempts:
+    if not isinstance(context.attempts, Attempts):
+        context.attempts = Attempts()
+    return context.attempts
+
+
+def source_of(context: RequestContext, failed: LegFailed) -> Engine | None:
+    """The prefill engine from which a decode leg that gave up was to fetch KV; None: from none."""
+    plan, handoff = context.route.plan, context.route.handoff
+    if plan is None or failed.leg is Role.PREFILL or failed.row.counted is not Counted.LATER:
+        return None
+    concurrent = FAMILIES[failed.engine.family].order is LegOrder.CONCURRENT
+    handed = handoff is not None and handoff.transfer_params is not None
+    return plan.prefill if concurrent or handed else None
+
+
+def begin_pair(context: RequestContext, pool: EnginePool, plan: Plan) -> None:
+    """A plan for a pair that has failed lately is a trial, once its breaker is half open."""
+    prefill, decode = plan.prefill, plan.decode
+    if prefill is not None and prefill in decode.pairs:
+        decode.pairs[prefill].began()
+        _attempts(context).works = partial(pool.pairs.worked, prefill, decode)
+
+
+def other_sources(context: RequestContext, prefill: Sequence[Engine]) -> Sequence[Engine]:
+    """Prefill engines for another try: those that did not fail as a source, if there are some."""
     attempts = context.attempts
-    if not isinstance(attempts, Attempts):
-        attempts = context.attempts = Attempts()
-    return attempts.failed(failed, formed=formed(context.request))
+    if not isinstance(attempts, Attempts) or not attempts.sources:
+        return prefill
+    return () if attempts.alone else [e for e in prefill if e not in attempts.sources] or prefill
+
+
+def last_try(context: RequestContext, failed: LegFailed) -> Sequence[Engine]:
+    """The decode engine itself, once, if it failed to fetch KV: it can compute the prompt.
+
+    That also tells whether the request is to blame where all pairs fail.
+    """
+    attempts, able = _attempts(context), failed.engine.identity
+    if attempts.alone or able is None or not able.can_serve_whole:
+        return ()
+    attempts.alone = source_of(context, failed) is not None
+    return (failed.engine,) if attempts.alone else ()
 
 
 def answer_of(context: RequestContext) -> ApiError | Refused:

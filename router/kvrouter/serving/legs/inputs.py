@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
 from kvrouter.prefix.learnt import PIECE_TOKENS, LearntPrefixes
+from kvrouter.prefix.lower import NOTHING, Held
 from kvrouter.prefix.stores.base import Origin
 from kvrouter.routing.plan import Plan, RouteInputs, chosen_by, usable_blocks
 from kvrouter.serving.request.trace_attributes import note_plan_span
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine, HashDomain, Identity
     from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Family
+    from kvrouter.fates.history import History
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.limits import ServingLimits
     from kvrouter.telemetry.metrics import Metrics
 
-_NO_ENGINE: Final[Mapping[Engine, int]] = {}
 _NO_MANIFEST: Final[Mapping[str, StoreMatch]] = {}
 
 
@@ -51,6 +52,7 @@ class InputsBuilder:
     store: StoreView | None  # the store, or None
     needs_hashes: bool  # whether the policy uses what engines and store hold
     learnt: LearntPrefixes  # tells what is guessed of a prompt whose block hashes are unknown
+    history: History  # knows what earlier prompts had in common with this one
     limits: ServingLimits
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
 
@@ -70,26 +72,29 @@ class InputsBuilder:
         if refused is not None:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         ids = await self._find_ids(context, family, first.identity, decode)
-        domain, matches, guesses, session = prompt.domain, _NO_ENGINE, _NO_ENGINE, None
+        domain, held, session = prompt.domain, Held(), None
         learnt, block_tokens = False, domain.block_tokens if domain is not None else 0
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
             hashes = prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
-            matches, guesses = self._held(hashes)
+            held = self._held(prompt, hashes)
             usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
-            if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
+            if not held.own or max(held.own.get(engine, 0) for engine in decode) < usable:
                 await self._match_store(prompt, usable, decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
             found = self.learnt.look(request, context.exchange.headers, context.model)
-            learnt = True
-            prompt.learnt, block_tokens, guesses, session = found
+            learnt, held = True, Held(guesses=found.guesses)
+            prompt.learnt, block_tokens, _, session = found
+        base = first.identity.models[0] if first.identity is not None else context.model
+        prompt.past = self.history.add(request, prompt, base, context.alias)
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
             prefill=prefill,
             exact=ids is not None,
             block_tokens=block_tokens,
-            matches=matches,
-            guesses=guesses,
+            matches=held.own,
+            lower=held.lower,
+            guesses=held.guesses,
             learnt=learnt,
             session=session,
             store_blocks={m: found.blocks for m, found in (prompt.stored or _NO_MANIFEST).items()},
@@ -134,16 +139,14 @@ class InputsBuilder:
         request.prompt_tokens = len(prompt.tokens)
         return prompt.tokens.ids
 
-    def _held(self, hashes: bytes) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
-        """Leading blocks that engines hold by their events, and those that they probably hold."""
-        matches, guesses = _NO_ENGINE, self.index.match(hashes)
+    def _held(self, prompt: PromptFacts, hashes: bytes) -> Held:
+        """What engines hold by their events, and what they probably hold, now or soon."""
         tracker = self.tracker
-        if tracker is not None and guesses:
-            matches = {e: blocks for e, blocks in guesses.items() if tracker.trusts(e)}
-            guesses = {e: blocks for e, blocks in guesses.items() if e not in matches}
-        soon = self.in_flight.match(hashes)
-        more = {e: n for e, n in soon.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
-        return matches, {**guesses, **more} if more else guesses
+        held = tracker.held(hashes) if tracker else Held(guesses=self.index.match(hashes))
+        own, known, soon = held.own, held.guesses, self.in_flight.match(hashes)
+        prompt.coming_blocks = max(soon.values(), default=0)
+        more = {e: n for e, n in soon.items() if n > max(own.get(e, 0), known.get(e, 0))}
+        return held._replace(guesses={**known, **more}) if more else held
 
     async def _match_store(self, prompt: PromptFacts, upto: int, decode: Sequence[Engine]) -> None:
         """Note what the store holds of the first blocks, by manifest of the engines."""
@@ -205,22 +208,23 @@ def hash_prompt(
 
 def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics: Metrics) -> None:
     """Count the plan of a prompt, and the prompt's tokens by where their KV was."""
-    engine, store = hits(inputs, plan.decode)
+    engine, lower, store = hits(inputs, plan.decode)
     model = metrics.of(context.model)
-    context.route.note_hits(engine, store)
+    context.route.note_hits(inputs, engine, lower, store)
     metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
     metrics.plans[plan.why] += 1
     metrics.chosen[chosen_by(inputs, plan.decode)] += 1
     model.prompt_tokens += inputs.prompt_tokens
     model.hit_engine += engine
+    model.hit_lower += lower
     model.hit_store += store
     if context.trace is not None:
         note_plan_span(context, plan, context.trace)
 
 
-def hits(inputs: RouteInputs, decode: Engine) -> tuple[int, int]:
-    """Leading tokens of the prompt that `decode` holds, and tokens beyond these in the store."""
-    own = inputs.matches.get(decode, 0) if inputs.matches else 0
-    manifest = decode.manifest if inputs.store_blocks else None
-    stored = inputs.store_blocks.get(manifest, 0) if manifest is not None else 0
-    return own * inputs.block_tokens, max(stored - own, 0) * inputs.block_tokens
+def hits(inputs: RouteInputs, decode: Engine) -> tuple[int, int, int]:
+    """Leading tokens that `decode` has cached, then those in its lower tiers, then in the store."""
+    own, size = inputs.matches.get(decode, 0), inputs.block_tokens
+    reach = max(own, inputs.lower.get(decode, NOTHING).blocks)
+    stored = inputs.store_blocks.get(decode.manifest or "", 0)
+    return own * size, (reach - own) * size, max(stored - reach, 0) * size

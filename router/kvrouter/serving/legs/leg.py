@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
-MAX_ANSWER_BYTES: Final = 64 << 20
-"""Of answers that must be whole."""
+MAX_ANSWER_BYTES: Final = 64 << 20  # of answers that must be whole
 KEPT_BYTES: Final = 8 << 20
 """Of other answers, until which another engine can still answer; more is passed on as it comes."""
 _LOOKED_BYTES: Final = 4096

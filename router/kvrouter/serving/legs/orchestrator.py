@@ -23,6 +23,7 @@ from kvrouter.engines.families.base import Handoff, LegOrder, PendingKv
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import LegReservations, Plan, RouteInputs, Why, loaders
+from kvrouter.serving.legs import failures
 from kvrouter.serving.legs.early import serves_whole
 from kvrouter.serving.legs.failures import LegFailed, Tried, answer_of, note
 from kvrouter.serving.legs.inputs import InputsBuilder, note_plan
@@ -123,6 +124,8 @@ class Orchestrator:
         if plan.prefill is not None:
             tokens, work_s = plan.computed_tokens, plan.work_s
             reservations.plan(Role.PREFILL, plan.prefill, tokens, work_s=work_s)
+            if plan.prefill in plan.decode.pairs:
+                failures.begin_pair(context, self.pool, plan)
         else:
             reservations.end(Role.PREFILL)
         load = decode_tokens(context.request), computing_tokens(context)
@@ -203,7 +206,7 @@ class Orchestrator:
             except LegFailed as failed:
                 again = note(context, failed)
                 others = await self._others(context.model, tried, failed) if again else ()
-                if not others:
+                if not (others := others or failures.last_try(context, failed)):
                     raise answer_of(context) from None
                 taken = failed.taken
             inputs, pending = replace(inputs, decode=others, prefill=()), None
@@ -245,7 +248,7 @@ class Orchestrator:
         handed = context.route.handoff is not None
         context.route.note_handoff(None)
         context.resources.unpin()
-        prefill = self.pool.engines(Role.PREFILL, context.model)
+        prefill = failures.other_sources(context, self.pool.engines(Role.PREFILL, context.model))
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
         plan = self._bind(context, self.policy.plan(inputs))
         if plan.prefill is not None:

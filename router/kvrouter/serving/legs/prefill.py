@@ -19,7 +19,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.admission.recompute_budget import RecomputeBudget
+    from kvrouter.admission.held import RecomputeBudget
     from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Handoff
     from kvrouter.prefix.hash_cache import HashCache

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.admission.held import HeldResources
 from kvrouter.engines.families.base import KvSource
+from kvrouter.fates.history import NEVER, Past
 from kvrouter.openai.request import UNREAD, Request
 from kvrouter.prefix.index import block_ids
 from kvrouter.prefix.stores.base import NOTHING_HELD, LandingOutcome, LandingResult, StoreMatch
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.prefix.stores.base import Origin
     from kvrouter.prefix.tokenize import PromptTokens
-    from kvrouter.routing.plan import LegReservations, Plan
+    from kvrouter.routing.plan import LegReservations, Plan, RouteInputs
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
 
 TRACED: Final = ("traceparent", "tracestate")
@@ -98,6 +99,8 @@ class PromptFacts:
     learnt: bytes | None = None  # names of its pieces, where its block hashes are unknown
     prefilled: Request | None = None  # what the prefill leg sends instead of the request
     stored: Mapping[str, StoreMatch] | None = None  # what the store held of it, by manifest
+    past: Past = NEVER  # what earlier requests had of it
+    coming_blocks: int = 0  # leading ones that legs in flight were to compute, half or more of them
 
     def stored_for(self, manifest: str | None) -> StoreMatch:
         """What the store held of it for engines with that manifest."""
@@ -113,6 +116,7 @@ class PromptFacts:
 class Route:
     """Where the legs run."""
 
+    inputs: RouteInputs | None = None  # what the plan was made of
     plan: Plan | None = None  # the engines of both legs
     reservations: LegReservations | None = None  # the load of the legs, from the plan on
     handoff: Handoff | None = None  # what the prefill engine answered
@@ -121,6 +125,7 @@ class Route:
     decode_engine: str | None = None  # address of the last engine that was asked for decode
     attempts: int = 0  # decode engines that were asked
     hit_engine: int = 0  # tokens of the prompt that the decode engine held at the plan
+    hit_lower: int = 0  # tokens beyond these in its host memory or storage
     hit_store: int = 0  # tokens beyond these that the store held
     landed_blocks: int | None = None  # leading blocks that landed; None: no landing was awaited
     nothing_landed: str | None = None  # why no block did after the last prefill leg
@@ -139,9 +144,12 @@ class Route:
         """The load of the legs is counted there."""
         self.reservations = reservations
 
-    def note_hits(self, hit_engine: int, hit_store: int) -> None:
-        """So many tokens were there when the legs were planned."""
-        self.hit_engine, self.hit_store = hit_engine, hit_store
+    def note_hits(
+        self, inputs: RouteInputs, hit_engine: int, hit_lower: int, hit_store: int
+    ) -> None:
+        """So many tokens were there when the legs were planned, of these inputs."""
+        self.inputs = inputs
+        self.hit_engine, self.hit_lower, self.hit_store = hit_engine, hit_lower, hit_store
 
     def note_prefill(self, engine: str) -> None:
         """The engine at this address gets the prefill leg."""
@@ -205,7 +213,7 @@ class RequestOutcome:
     error: str | None = None  # what went wrong last, in a sentence
     generated: int = 0  # tokens of the answer
     prompt_tokens: int | None = None  # as the engine that answered counted; None: it did not say
-    cached_tokens: int = 0  # of these, not computed by that engine
+    cached_tokens: int | None = None  # of these, not computed by it; None: it did not say
 
     def fail(self, error: str) -> None:
         """Something went wrong; it may end well all the same."""
@@ -224,7 +232,7 @@ class RequestOutcome:
         """The client got so many tokens."""
         self.generated = generated
 
-    def count_prompt(self, prompt_tokens: int | None, cached_tokens: int) -> None:
+    def count_prompt(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """The engine that answered counted the prompt so."""
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
 
@@ -406,7 +414,7 @@ def _route_lines(context: RequestContext) -> bytes:
         *_engines("x-kvrouter-decode", (share.route.decode_engine for share in shares)),
     ]
     if context.endpoint is None:
-        hits = sum(share.route.hit_engine + share.route.hit_store for share in shares)
+        hits = sum(s.route.hit_engine + s.route.hit_lower + s.route.hit_store for s in shares)
         lines.append(f"x-kvrouter-hit-tokens: {hits}\r\n")
         plan = context.route.plan
         if plan is not None and plan.predicted_s:

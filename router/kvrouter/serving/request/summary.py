@@ -67,4 +67,4 @@ def usage_of(context: RequestContext) -> Usage:
     if prompt is None:
         prompt = prompt_tokens(context)
     cached = outcome.cached_tokens if cached is None else cached
-    return Usage(prompt, min(cached, prompt), outcome.generated)
+    return Usage(prompt, min(cached or 0, prompt), outcome.generated)

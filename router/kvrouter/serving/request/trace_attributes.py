@@ -31,6 +31,7 @@ def note_plan_span(context: RequestContext, plan: Plan, trace: Trace) -> None:
         "kvrouter.plan": plan.why,
         "kvrouter.predicted_s": plan.predicted_s,
         "kvrouter.hit_engine_tokens": context.route.hit_engine,
+        "kvrouter.hit_lower_tokens": context.route.hit_lower,
         "kvrouter.hit_store_tokens": context.route.hit_store,
     }
     trace.note("kvrouter.plan", begun_s, context.timing.planned_s, found)
@@ -92,6 +93,7 @@ def _answer(context: RequestContext) -> Attributes:
         "kvrouter.attempts": context.route.attempts,
         "kvrouter.shares": len(context.shares) if context.shares else None,
         "kvrouter.hit_engine_tokens": context.route.hit_engine,
+        "kvrouter.hit_lower_tokens": context.route.hit_lower,
         "kvrouter.hit_store_tokens": context.route.hit_store,
         "kvrouter.cached_tokens": context.route.cached_tokens,
         "kvrouter.landed_blocks": context.route.landed_blocks,

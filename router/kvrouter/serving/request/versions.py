@@ -18,7 +18,7 @@ import orjson
 
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
-from kvrouter.prefix.session import session_of
+from kvrouter.prefix.learnt import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 _MODEL_PART: Final = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
-_DRAWN_BYTES: Final = 6
-"""Of a drawn number: a float is exact with that many."""
+_DRAWN_BYTES: Final = 6  # of a drawn number: a float is exact with that many
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -24,18 +24,15 @@ AT_ONCE: Final = 1000
 
 @dataclass(eq=False)
 class KeepAlive:
-    """Looks at streams that may be silent at each tick of a `DeadlineTimer`.
-
-    Attributes:
-        streams: requests of streams, each with the time to look at it again, on the monotonic
-            clock; who adds one removes it when it has ended.
-    """
+    """Looks at streams that may be silent at each tick of a `DeadlineTimer`."""
 
     interval_s: float  # of silence after which a comment goes out; 0: none does; may change
     clock: Callable[[], float] = monotonic
     expires_at: float = 0.0  # see HasDeadline: at every tick
 
     def __post_init__(self) -> None:
+        # Requests of streams, each with the time to look at it again, on the monotonic clock; who
+        # adds one removes it when it has ended.
         self.streams: dict[RequestContext, float] = {}
 
     def expire(self) -> None:

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
-Tidy = Callable[[bytes], bytes]
-"""Makes of whole events what the client may see of them."""
+Tidy = Callable[[bytes], bytes]  # makes of whole events what the client may see of them
 SSE_FIELDS: Final = encode_headers(SSE_HEADERS)
 
 

@@ -98,8 +98,7 @@ NEUTRAL: Final[Mapping[Kind, Mapping[str, tuple[object, ...]]]] = {
     },
 }
 """Members that change nothing if they have these values, or null."""
-MAX_RESUMES: Final = 3
-"""Engines that one stream may outlive."""
+MAX_RESUMES: Final = 3  # engines that one stream may outlive
 
 
 def resumable(request: Request) -> bool:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from kvrouter.telemetry.tracing.trace import Trace
 
-MAX_SPANS: Final = 20_480
-"""Most spans that wait or are being sent; each takes about 2 KiB."""
+MAX_SPANS: Final = 20_480  # most spans that wait or are being sent; each takes about 2 KiB
 _NS: Final = 1_000_000_000
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)

@@ -144,11 +144,7 @@ class Trace:
     def leg(self, name: str, *, host: str, port: int, engine: str) -> Span:
         """Begin the span of a leg to `engine` (its address) on `host`; its owner must `end` it."""
         span = Span(name, "client", self._id(), monotonic())
-        span.attributes = {
-            "server.address": host,
-            "server.port": port,
-            "kvrouter.engine": engine,
-        }
+        span.attributes = {"server.address": host, "server.port": port, "kvrouter.engine": engine}
         self.spans.append(span)
         return span
 

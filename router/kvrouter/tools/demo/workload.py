@@ -17,7 +17,7 @@ from kvrouter.openai.endpoints import CHATS, COMPLETIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvrouter.tools.sim.oracle import Oracle
+    from kvrouter.tools.sim.kv_bytes import Oracle
 
 _SHOWN_CHARACTERS: Final = 300
 DOCUMENT_CHARACTERS = 6000
@@ -29,33 +29,22 @@ _OBJECTS = ("a block", "the manifest", "every part", "a slot", "its chain", "the
 
 @dataclass
 class Reply:
-    """One request and its answer.
+    """One request and its answer."""
 
-    Attributes:
-        ttft_s: from sending it to the first token.
-        prompt_tokens: as the server counted them.
-        problem: why it failed, or what is wrong; empty if none is known.
-        path, body: of the request.
-        text: of all choices.
-    """
-
-    ttft_s: float = 0.0
-    prompt_tokens: int = 0
-    problem: str = ""
+    ttft_s: float = 0.0  # from sending it to the first token
+    prompt_tokens: int = 0  # as the server counted them
+    problem: str = ""  # why it failed, or what is wrong; empty if none is known
     path: str = ""
-    body: dict[str, Any] = field(default_factory=dict, repr=False)
-    text: str = ""
+    body: dict[str, Any] = field(default_factory=dict, repr=False)  # of the request
+    text: str = ""  # of all choices
 
     async def stream(self, session: aiohttp.ClientSession, url: str) -> None:
         """Send the request, and read its answer. Never raises for what the server does."""
-        headers = {"content-type": "application/json"}
         started_s = time.perf_counter()
         try:
             async with (
                 asyncio.timeout(REQUEST_S),
-                session.post(
-                    url + self.path, data=orjson.dumps(self.body), headers=headers
-                ) as response,
+                session.post(url + self.path, json=self.body) as response,
             ):
                 if response.status == 200:
                     await self._read(response, started_s)

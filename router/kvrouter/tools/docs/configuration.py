@@ -60,15 +60,13 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> 
         before.append((name, model))
         more = f" It takes all settings of `kvrouter {base}`, and:" if base else ""
         parts.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.{more}\n")
+        row_of = {option.name: _row(option, option.name in live) for option in options(model)}
         sections: dict[str, list[tuple[str, ...]]] = {}
+        if name == "serve":
+            sections["The ten that matter first"] = [row_of[each] for each in FIRST]
         for option in options(model):
             if option.name not in shown.model_fields:
-                row = _row(option, option.name in live)
-                sections.setdefault(option.section, []).append(row)
-        if name == "serve":
-            first = {option.name: _row(option, option.name in live) for option in options(model)}
-            rows = [first[each] for each in FIRST]
-            parts.append(f"\n### The ten that matter first\n\n{table(_COLUMNS, rows)}\n")
+                sections.setdefault(option.section, []).append(row_of[option.name])
         for title, rows in sections.items():
             parts.append(f"\n### {title}\n\n{table(_COLUMNS, rows)}\n")
     return "".join(parts)

@@ -17,7 +17,8 @@ HEAD: Final = """\
 
 What the router does when an engine fails a leg of a request: whether it asks another engine,
 whether the engine's breaker counts it, and what the client gets if no engine answers. *Reason* is
-the label of `kvrouter:upstream_errors_total`.
+the label of `kvrouter:upstream_errors_total`. Where a decode leg was to fetch KV from a prefill
+engine, *once another engine does well* counts for [the pair](nixl.md#pairs-that-fail).
 
 """
 FOOT: Final = """

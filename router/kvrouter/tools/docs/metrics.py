@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
+from kvrouter.fates.fate import Fate
 from kvrouter.tools.docs.markdown import table
 from kvrouter.tools.sim.metrics import SimMetrics
 from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, TENANT_FAMILIES, TIER_FAMILIES
@@ -50,9 +51,6 @@ EVERYTHING: Final[dict[str, Any]] = {
 """Settings of a router that has every metric. Its peers do not exist."""
 
 
-ALLOCATION_FAILURES: Final = "vllm:kv_offload_tiering_promotion_allocation_failures_total"
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One metric: its name in a scrape, type, labels and help."""
@@ -81,15 +79,14 @@ def store_rows() -> list[Row]:
 
 def simulator_rows() -> list[Row]:
     """The metrics of a simulated engine."""
-    metrics = SimMetrics("m")
-    metrics.describe_cache(16, 1)
-    return rows_of(metrics.registry.collect())
+    return rows_of(SimMetrics("m", 16, 1).registry.collect())
 
 
 def connector_rows() -> list[Row]:
     """Those of vLLM that say more with the connector."""
+    name = "vllm:kv_offload_tiering_promotion_allocation_failures_total"
     text = "Blocks that the store has and that are computed, for the host memory has no room."
-    return [Row(ALLOCATION_FAILURES, "counter", ("model_name", "engine"), text)]
+    return [Row(name, "counter", ("model_name", "engine"), text)]
 
 
 def rows_of(families: Iterable[Metric]) -> list[Row]:
@@ -120,7 +117,9 @@ def metrics_page(router: Iterable[Row]) -> str:
         ]
         body = table(("Metric", "Type", "Labels", "Meaning"), cells)
         sections.append(f"\n## {title}\n\n{body}\n")
-    return "".join(sections)
+    fates = [(f"`{fate}`", fate.words, fate.remedy) for fate in Fate]
+    body = table(("Fate", "Meaning", "What to do"), fates)
+    return "".join([*sections, f"\n## Fates of prompt tokens\n\n{body}\n"])
 
 
 if __name__ == "__main__":

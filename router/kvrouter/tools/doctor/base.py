@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
+    from kvrouter.membership.discovery.follow import SourceStatus
     from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
-    from kvrouter.tools.doctor.engines import EngineFacts, FirstMembers
+    from kvrouter.tools.doctor.engines import EngineFacts
     from kvrouter.tools.doctor.store import StoreFacts
     from kvrouter.tools.doctor.trials import Trial
 
@@ -46,19 +47,12 @@ _FILES: Final = resource.RLIMIT_NOFILE
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Attributes:
-        severity: how much it matters.
-        subject: engines by role and address, the store by its URL, or this host.
-        finding: what the doctor saw, in a sentence.
-        remedy: what the operator can do, in a sentence.
-    """
-
-    severity: Severity
-    subject: str
-    finding: str
-    remedy: str
+    severity: Severity  # how much it matters
+    subject: str  # engines by role and address, the store by its URL, or this host
+    finding: str  # what the doctor saw, in a sentence
+    remedy: str  # what the operator can do, in a sentence
 
 
 error: Final = partial(Finding, Severity.ERROR)
@@ -80,16 +74,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine that the doctor runs on; tests plant faults here.
+    """The machine that the doctor runs on; tests plant faults here."""
 
-    Attributes:
-        root: folder that contains `/proc`, `/sys` and `/dev`.
-        clock: seconds since 1970.
-        limit: soft limit of a resource by its number in `resource`; of open files the hard one.
-    """
-
-    root: Path = Path("/")
-    clock: Callable[[], float] = time.time
+    root: Path = Path("/")  # folder that contains `/proc`, `/sys` and `/dev`
+    clock: Callable[[], float] = time.time  # seconds since 1970
+    # Soft limit of a resource by its number in `resource`; of open files the hard one.
     limit: Callable[[int], int] = lambda number: resource.getrlimit(number)[number == _FILES]
 
     @property
@@ -117,29 +106,22 @@ class Host:
 
 @dataclass(slots=True)
 class Setup:
-    """What one run of the doctor examines. Checks share the facts.
+    """What one run of the doctor examines. Checks share the facts."""
 
-    Attributes:
-        settings: of the router that is to serve these engines.
-        probe: asks engines.
-        deadline_s: seconds that an engine may take for one request of the doctor.
-        bootstrap_ports, nodes: see `SourceContext`.
-        discovered: the first members that each discovery source named.
-        engines: facts of each engine, also of those that do not answer.
-        trials: results of a prompt through pairs of engines.
-        stores: facts of each node of the store after the trials, also of those that do not answer.
-    """
-
-    settings: RouterSettings
+    settings: RouterSettings  # of the router that is to serve these engines
     host: Host
     families: Families
-    probe: ProbeClient
-    deadline_s: float
-    bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
-    nodes: ChainMap[str, str] = field(default_factory=ChainMap)
-    discovered: list[FirstMembers] = field(default_factory=list)
+    probe: ProbeClient  # asks engines
+    deadline_s: float  # seconds that an engine may take for one request of the doctor
+    bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)  # see `SourceContext`
+    nodes: ChainMap[str, str] = field(default_factory=ChainMap)  # the same
+    # The first members that each discovery source named.
+    discovered: list[SourceStatus] = field(default_factory=list)
+    # Facts of each engine, also of those that do not answer.
     engines: list[EngineFacts] = field(default_factory=list)
+    # Results of a prompt through pairs of engines.
     trials: list[Trial] = field(default_factory=list)
+    # Facts of each node of the store after the trials, also of those that do not answer.
     stores: list[StoreFacts] = field(default_factory=list)
 
     async def ask(self, engine: Engine, path: str, body: bytes | None = None) -> bytes | None:

@@ -13,7 +13,8 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.detect import EngineDetector
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import Members, SourceContext
+from kvrouter.membership.discovery.base import SourceContext
+from kvrouter.membership.discovery.follow import SourceStatus
 from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Finding, Found, Setup, error, warning
 
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_MEMBERS_S: Final = 10.0
-MAX_SKEW_S: Final = 1.0
-"""Less does no harm, and hosts without NTP soon have more."""
+MAX_SKEW_S: Final = 1.0  # less does no harm, and hosts without NTP soon have more
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _COMPUTED: Final = re.compile(
     r"^vllm:kv_offload_tiering_promotion_allocation_failures_total(?:\{.*\})? (\S+)$", re.MULTILINE
@@ -35,30 +35,7 @@ _COMPUTED: Final = re.compile(
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-@dataclass(slots=True)
-class FirstMembers:
-    """The first that a source reported: roles by address, or the problem why it cannot be read.
-
-    It listens to the source until `came` is set.
-    """
-
-    name: str
-    members: dict[str, Role] = field(default_factory=dict)
-    problem: str | None = None
-    came: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def named(self, members: Members, *, restore: bool = False) -> None:
-        """The source names these engines."""
-        self.members = dict(members)
-        self.came.set()
-
-    def failed(self, problem: str) -> None:
-        """The source cannot be read."""
-        self.problem = problem
-        self.came.set()
-
-
-async def read_sources(setup: Setup) -> list[FirstMembers]:
+async def read_sources(setup: Setup) -> list[SourceStatus]:
     """The first members of every source of --discovery; never raises for what a source does.
 
     What a source knows besides is added to `bootstrap_ports` and `nodes`.
@@ -74,13 +51,14 @@ async def read_sources(setup: Setup) -> list[FirstMembers]:
             await client.close()
 
 
-async def _read(text: str, context: SourceContext) -> FirstMembers:
+async def _read(text: str, context: SourceContext) -> SourceStatus:
+    """What it reported first: its members, or the problem why it cannot be read."""
     source = make_source(text, context)
-    first = FirstMembers(source.name)
+    first = SourceStatus(source.name, lambda _: None)
     following = asyncio.create_task(source.follow(first))
     try:
         async with asyncio.timeout(FIRST_MEMBERS_S):
-            await first.came.wait()
+            await first.reported.wait()
     except TimeoutError:
         first.problem = f"it names no members within {FIRST_MEMBERS_S:g} s"
     finally:
@@ -91,23 +69,16 @@ async def _read(text: str, context: SourceContext) -> FirstMembers:
 
 @dataclass(slots=True)
 class EngineFacts:
-    """What is known of one engine.
+    """What is known of one engine."""
 
-    Attributes:
-        engine: with its identity and family, if it could be identified.
-        answers: whether it answered its health check.
-        problem: why it does not, or could not be identified; None if it could.
-        clock_ahead_s: the least that its clock is ahead of this host's; negative if behind.
-        cache_config: of its KV cache, from its metrics, by vLLM's names.
-        blocks_without_room: that the store had, and that it computed for want of host memory.
-    """
-
-    engine: Engine
-    answers: bool = False
-    problem: str | None = None
+    engine: Engine  # with its identity and family, if it could be identified
+    answers: bool = False  # whether it answered its health check
+    problem: str | None = None  # why it does not, or could not be identified; None if it could
+    # The least that its clock is ahead of this host's; negative if behind.
     clock_ahead_s: float | None = None
+    # Of its KV cache, from its metrics, by vLLM's names.
     cache_config: Mapping[str, str] = field(default_factory=dict)
-    blocks_without_room: int = 0
+    blocks_without_room: int = 0  # that the store had, and that it computed for want of host memory
 
     @property
     def name(self) -> str:
@@ -140,6 +111,7 @@ async def learn_engine(setup: Setup, engine: Engine) -> EngineFacts:
         model=settings.model,
         bootstrap_ports=setup.bootstrap_ports,
         rank_counts=settings.rank_counts,
+        asks_events=settings.asks_events,
     )
     try:
         await detector.check_health(engine)

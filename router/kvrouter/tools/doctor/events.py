@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from kvrouter.engines.families import connects_publisher
+from kvrouter.membership.probe_client import connection_problem
 from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
 from kvrouter.tools.doctor.base import Found, Setup, error, warning
 from kvrouter.tools.doctor.trials import ask_new_prompt
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
     from kvrouter.tools.doctor.engines import EngineFacts
 
-LISTEN_S: Final = 10.0
-"""How long each engine has to connect its publisher and to publish."""
+LISTEN_S: Final = 10.0  # how long each engine has to connect its publisher and to publish
 TURN_S: Final = 0.5
 
 
@@ -30,15 +30,11 @@ def _topic(facts: EngineFacts) -> str:
 
 
 class _Listener:
-    """A subscriber in the router's place. `close` frees the address.
-
-    Attributes:
-        block_tokens: tokens of the last block stored, by topic; 0 if an event said none.
-    """
+    """A subscriber in the router's place. `close` frees the address."""
 
     def __init__(self, endpoint: str) -> None:
         """Raises zmq.ZMQError if the address cannot be bound."""
-        self.block_tokens: dict[str, int] = {}
+        self.block_tokens: dict[str, int] = {}  # of the last block by topic; 0: an event said none
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         socket = subscriber(self._context, b"", endpoint)
         try:
@@ -100,6 +96,18 @@ async def kv_events(setup: Setup) -> Found:
                 f"{each.identity.block_tokens}",
                 "give --block-size and the hash block size of the engine one value",
             )
+
+
+async def kv_event_ports(setup: Setup) -> Found:
+    """Where engines say that they publish KV events, the router can connect to them."""
+    for each in setup.generating_engines:
+        refused, told = each.identity.events_refused, each.identity.event_ports.values()
+        for port in (port for ports in told for port in ports if port):
+            if problem := await connection_problem(each.engine.host, port, setup.deadline_s):
+                refused = f"port {port}: {problem}"
+        if refused is not None:
+            remedy = 'give its --kv-events-config "tcp://*:5557", and open the port to the router'
+            yield warning(each.name, f"not all its KV events are taken: {refused}", remedy)
 
 
 async def _listen(setup: Setup, known: list[EngineFacts], listener: _Listener) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from kvrouter.tools.doctor.store import StoreFacts
 
 HOST: Final = "this host"
-DESCRIPTORS_PER_REQUEST: Final = 2
-"""One to the client and one to an engine."""
+DESCRIPTORS_PER_REQUEST: Final = 2  # one to the client and one to an engine
 MIN_LOCKED_BYTES: Final = 1 << 30
 MIN_SHM_BYTES: Final = 64 << 20
 LARGE_POOL_BYTES: Final = 1 << 30

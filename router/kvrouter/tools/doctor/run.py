@@ -26,6 +26,7 @@ from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
+from kvrouter.options.complaints import UsageError
 from kvrouter.options.types import unique_stores
 from kvrouter.tools.doctor.base import (
     GRAVEST_FIRST,
@@ -41,6 +42,7 @@ from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.sharing import SharedGroup, shared_groups
 from kvrouter.tools.doctor.store import learn_store
 from kvrouter.tools.doctor.trials import try_pairs
+from kvrouter.tools.status import StatusSettings, ask
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -51,8 +53,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 100
 REQUESTS_PER_CHECK: Final = 6
 """Requests that a check may wait for, one after the other, each with its own deadline."""
-REQUESTS_TO_LEARN: Final = 60
-"""The same of all that is asked before the checks."""
+REQUESTS_TO_LEARN: Final = 60  # the same of all that is asked before the checks
 log = logging.getLogger(__name__)
 
 
@@ -97,6 +98,7 @@ class Report:
         seconds: how long they took.
         subjects: what they looked at, in words.
         shared: what engines share through the store.
+        loss: the largest avoidable loss of prompt tokens, if a router runs with these settings.
     """
 
     rows: tuple[tuple[str, Finding], ...]
@@ -104,6 +106,7 @@ class Report:
     seconds: float
     subjects: str
     shared: tuple[SharedGroup, ...] = ()
+    loss: str = ""
 
     def exit_code(self, *, strict: bool) -> int:
         """1 if there is an error, or with `strict` a warning; else 0."""
@@ -111,10 +114,11 @@ class Report:
         return int(any(finding.severity in grave for _, finding in self.rows))
 
     def json(self) -> bytes:
-        """An object with `findings`, `shared`, `checks`, `subjects` and `seconds`."""
+        """An object with `findings`, `shared`, `loss`, `checks`, `subjects` and `seconds`."""
         document = {
             "findings": [{"check": check, **asdict(finding)} for check, finding in self.rows],
             "shared": [asdict(group) for group in self.shared],
+            "loss": self.loss,
             "checks": self.checks,
             "subjects": self.subjects,
             "seconds": round(self.seconds, 3),
@@ -123,7 +127,8 @@ class Report:
 
     def text(self) -> str:
         """Paragraphs of at most 100 columns; ends with the counts."""
-        parts = [_paragraph(check, finding) for check, finding in self.rows]
+        parts = [self.loss] if self.loss else []
+        parts += [_paragraph(check, finding) for check, finding in self.rows]
         parts += ["\n".join(map(str, self.shared))] if self.shared else []
         counts = Counter(finding.severity for _, finding in self.rows)
         found = ", ".join(_counted(counts[s], s) for s in GRAVEST_FIRST if counts[s])
@@ -177,7 +182,22 @@ async def examine(
     rows += [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
     rows.sort(key=lambda row: GRAVEST_FIRST.index(row[1].severity))
     seconds, shared = monotonic() - begun_s, tuple(shared_groups(setup))
-    return Report(tuple(rows), len(checks), seconds, _subjects(setup), shared)
+    return Report(
+        tuple(rows), len(checks), seconds, _subjects(setup), shared, await _loss(settings)
+    )
+
+
+async def _loss(settings: RouterSettings) -> str:
+    """What the running router says first of its prompt tokens; "": it does not run."""
+    if not settings.control_port:
+        return ""
+    scheme = "https" if settings.ssl_certfile else "http"
+    url = f"{scheme}://{settings.control_host}:{settings.control_port}"
+    asked = StatusSettings(url=url, token=settings.admin_token)
+    try:
+        return (await ask(asked, "/why", "")).decode().partition("\n")[0]
+    except UsageError:
+        return ""
 
 
 async def _learn(setup: Setup) -> list[Finding]:

@@ -110,17 +110,11 @@ async def store_node(setup: Setup) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
-    """A cache group that an engine shares through the store.
+    """A cache group that an engine shares through the store."""
 
-    Attributes:
-        engine: by role and address.
-        group: the kind of attention, and the group's number in the engine.
-        reach: how many trailing blocks of a prefix a hit needs; None: all.
-    """
-
-    engine: str
-    group: str
-    reach: int | None
+    engine: str  # by role and address
+    group: str  # the kind of attention, and the group's number in the engine
+    reach: int | None  # how many trailing blocks of a prefix a hit needs; None: all
 
     def __str__(self) -> str:
         """A line for operators."""

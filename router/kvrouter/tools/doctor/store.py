@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
-from kvrouter.membership.probe_client import try_connection
+from kvrouter.membership.probe_client import connection_problem
 from kvrouter.options.types import by_engine
 from kvrouter.prefix.stores import foreign_store, is_foreign
 from kvrouter.tools.doctor.base import Found, Setup, error, remark, warning
@@ -21,14 +21,11 @@ from kvrouter_store.connection.address import local_boot_id, parse_url
 from kvrouter_store.errors import KVStoreError, StoreRefused, Unauthorized, Untrusted
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
-from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvrouter.app.settings import RouterSettings
-    from kvrouter.tools.doctor.base import Finding
-    from kvrouter.tools.doctor.engines import EngineFacts
     from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
     from kvrouter_store.identity.block import Manifest
 
@@ -60,28 +57,18 @@ SIGNS_OF_FAULTS: Final = (
 
 @dataclass(slots=True)
 class StoreFacts:
-    """What is known of a node of the store.
-
-    Attributes:
-        error: why it cannot be used; None if it can.
-        stats: the node's gauges and counters.
-        registered: manifests, and names of the connected engines that need each.
-        refusals: connected engines that share nothing, and why.
-        transport: how KV would travel to a client on this host: shm, unix, rdma or tcp.
-        here: whether it runs on this host.
-        socket: the Unix socket that it names; "" for none.
-        no_rdma: why RDMA is not available here; "" if it is.
-    """
+    """What is known of a node of the store."""
 
     url: str
-    error: KVStoreError | None = None
-    stats: Mapping[str, int] = field(default_factory=dict)
+    error: KVStoreError | None = None  # why it cannot be used; None if it can
+    stats: Mapping[str, int] = field(default_factory=dict)  # the node's gauges and counters
+    # Manifests, and names of the connected engines that need each.
     registered: Sequence[RegisteredManifest] = ()
-    refusals: tuple[SharingRefusal, ...] = ()
-    transport: str = ""
-    here: bool = False
-    socket: str = ""
-    no_rdma: str = ""
+    refusals: tuple[SharingRefusal, ...] = ()  # connected engines that share nothing, and why
+    transport: str = ""  # how KV would travel to a client on this host: shm, unix, rdma or tcp
+    here: bool = False  # whether it runs on this host
+    socket: str = ""  # the Unix socket that it names; "" for none
+    no_rdma: str = ""  # why RDMA is not available here; "" if it is
 
     def stat(self, name: str) -> int:
         """One figure, 0 if the node has none of that name."""
@@ -190,29 +177,23 @@ async def store_tls(setup: Setup) -> Found:
 async def store_room(setup: Setup) -> Found:
     """The store's pool holds the longest prompt of each model."""
     for store in setup.usable_stores:
-        for finding in _room(store, setup.known_engines):
-            yield finding
-
-
-def _room(store: StoreFacts, engines: list[EngineFacts]) -> Iterator[Finding]:
-    pool, manifests = store.stat("pool_bytes"), manifests_of([store])
-    needs: dict[str, tuple[int, int]] = {}
-    for each in engines:
-        manifest = manifests.get(each.engine.manifest or "")
-        if manifest is not None:
-            blocks = (each.identity.max_model_len or 0) // manifest.spec.block_tokens
-            needs[manifest.spec.model] = (blocks, manifest.block_bytes)
-    for model, (blocks, block_bytes) in needs.items():
-        held, needed = pool // block_bytes, max(blocks, TRIAL_BLOCKS)
-        if held < needed:
-            finding = error if held < TRIAL_BLOCKS else warning
-            yield finding(
-                store.url,
-                f"its pool of {ByteSize(pool).human_readable()} holds {held} blocks of {model}, "
-                f"and the longest prompt has {blocks}",
-                f"give the store node --memory of several times "
-                f"{ByteSize(needed * block_bytes).human_readable()}",
-            )
+        pool, manifests = store.stat("pool_bytes"), manifests_of([store])
+        needs: dict[str, tuple[int, int]] = {}
+        for each in setup.known_engines:
+            if manifest := manifests.get(each.engine.manifest or ""):
+                blocks = (each.identity.max_model_len or 0) // manifest.spec.block_tokens
+                needs[manifest.spec.model] = (blocks, manifest.block_bytes)
+        for model, (blocks, block_bytes) in needs.items():
+            held, needed = pool // block_bytes, max(blocks, TRIAL_BLOCKS)
+            if held < needed:
+                finding = error if held < TRIAL_BLOCKS else warning
+                yield finding(
+                    store.url,
+                    f"its pool of {ByteSize(pool).human_readable()} holds {held} blocks of "
+                    f"{model}, and the longest prompt has {blocks}",
+                    f"give the store node --memory of several times "
+                    f"{ByteSize(needed * block_bytes).human_readable()}",
+                )
 
 
 async def store_pressure(setup: Setup) -> Found:
@@ -344,13 +325,11 @@ async def store_events(setup: Setup) -> Found:
             port = ports.get(place, ports.get("", 0))
             if not port or place.startswith("/"):
                 break
-            try:
-                await try_connection(parse_url(store.url).host, port, setup.deadline_s)
-            except OSError as problem:
-                reason = reason_of(problem) or "no answer in time"
+            host = parse_url(store.url).host
+            if problem := await connection_problem(host, port, setup.deadline_s):
                 yield warning(
                     store.url,
-                    f"it {what} at port {port}, and so is asked for each prompt: {reason}",
+                    f"it {what} at port {port}, and so is asked for each prompt: {problem}",
                     f"start it with --kv-events-config, or correct --store-events-{flag}",
                 )
                 break

@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from kvrouter.tools.doctor.engines import EngineFacts
     from kvrouter_store.identity.block import Manifest
 
-LINKS_S: Final = 5.0
-"""How long all engines together may take to connect to the store."""
-PAUSE_S: Final = 0.2
-"""Between two prompts to an engine that is not connected."""
+LINKS_S: Final = 5.0  # how long all engines together may take to connect to the store
+PAUSE_S: Final = 0.2  # between two prompts to an engine that is not connected
 UNKNOWN_BLOCK_TOKENS: Final = 64
 ANSWER_TOKENS: Final = 8
 _HITS: Final = re.compile(rb"^vllm:external_prefix_cache_hits_total\{[^}\n]*\} (\S+)", re.M)
@@ -161,37 +159,25 @@ def _can_share(prefill: EngineFacts, decode: EngineFacts) -> bool:
 
 @dataclass(slots=True)
 class Trial:
-    """A prompt through one prefill and one decode engine, and what came of it.
-
-    Attributes:
-        store: the node that the prefill engine writes to.
-        stopped: the problem that ended it, in a sentence; later attributes are then unset.
-        at_fault: the engine that caused the problem, or both.
-        manifest: the prefill engine's, as the store knows it; None if it does not.
-        hashes: names of the prompt's blocks.
-        blocks: whole blocks of the prompt.
-        promised: how many of them the prefill engine said it would store.
-        landed: how many of them were in the store in time.
-        needed_tokens: tokens of the prompt that could be loaded.
-        loaded_tokens: what the decode engine loaded or had; None if unknown.
-        difference: where its answer differs from that of the prefill engine alone, or None.
-        margin: by how much one of both tokens is likelier there, in logarithms; None if unknown.
-    """
+    """A prompt through one prefill and one decode engine, and what came of it."""
 
     setup: Setup
-    store: AsyncStoreClient
+    store: AsyncStoreClient  # the node that the prefill engine writes to
     prefill: EngineFacts
     decode: EngineFacts
-    stopped: str = ""
-    at_fault: str = ""
+    stopped: str = ""  # the problem that ended it, in a sentence; later attributes are then unset
+    at_fault: str = ""  # the engine that caused the problem, or both
+    # The prefill engine's, as the store knows it; None if it does not.
     manifest: Manifest | None = None
-    hashes: bytes = b""
-    blocks: int = 0
-    promised: int = 0
-    landed: int = 0
-    needed_tokens: int = 0
-    loaded_tokens: int | None = None
+    hashes: bytes = b""  # names of the prompt's blocks
+    blocks: int = 0  # whole blocks of the prompt
+    promised: int = 0  # how many of them the prefill engine said it would store
+    landed: int = 0  # how many of them were in the store in time
+    needed_tokens: int = 0  # tokens of the prompt that could be loaded
+    loaded_tokens: int | None = None  # what the decode engine loaded or had; None if unknown
+    # Where its answer differs from that of the prefill engine alone, or None.
     difference: Difference | None = None
+    # By how much one of both tokens is likelier there, in logarithms; None if unknown.
     margin: float | None = None
 
     @property

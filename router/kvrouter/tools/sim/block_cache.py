@@ -19,6 +19,7 @@ class Stored:
     token_ids: tuple[int, ...]
     cache_salt: str | None = None
     adapter: tuple[str, str] | None = None
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Removed:
     """Blocks were evicted."""
 
     hashes: tuple[bytes, ...]
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True)

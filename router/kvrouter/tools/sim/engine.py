@@ -13,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvrouter.tools.sim.admission import SimAdmission
+from kvrouter.errors import ApiError
 from kvrouter.tools.sim.answers import SimAnswer
-from kvrouter.tools.sim.block_cache import BlockCache, Cleared, Event, Removed
+from kvrouter.tools.sim.block_cache import Allocation, BlockCache, Cleared, Event, Removed, Stored
 from kvrouter.tools.sim.generation import Generation
 from kvrouter.tools.sim.kv_bytes import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
@@ -115,48 +118,110 @@ class Steps:
         return due_s
 
 
-class SimEngine:
-    """Owns the slots and the threads that copy to and from them. `close` after the last request.
+@dataclass(eq=False)
+class _Waiter:
+    hashes: Sequence[bytes]
+    blocks: int
+    admitted: asyncio.Future[Allocation]
+    priority: int
 
-    Attributes:
-        core: not set while the engine computes nothing.
-        saves_prompts, saves_answers: which KV it saves in the store: both as vLLM's kv_both, only
-            prompts as kv_producer, none as kv_consumer.
-    """
+
+@dataclass(eq=False)
+class SimAdmission:
+    """Hands out the slots of a cache to at most `max_running` requests at a time."""
+
+    cache: BlockCache
+    max_running: int
+    max_waiting: int
+
+    def __post_init__(self) -> None:
+        self._waiters: list[_Waiter] = []
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiters)
+
+    async def enter(self, hashes: Sequence[bytes], blocks: int, priority: int = 0) -> Allocation:
+        """The slots of a request, once there is room; pair it with `leave`.
+
+        The lowest `priority` is next, and of equals the oldest. ApiError 429, at once: too many
+        wait. A cancelled caller leaves the queue.
+        """
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(hashes, blocks, admitted, priority)
+        insort(self._waiters, waiter, key=attrgetter("priority"))
+        self._pump()
+        if not admitted.done() and len(self._waiters) > self.max_waiting:
+            self._waiters.remove(waiter)
+            full = "Too many requests wait."
+            raise ApiError(429, full, kind="TooManyRequestsError", retry_after_s=1)
+        try:
+            return await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._pump()
+            elif waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.leave(waiter.admitted.result())
+            raise
+
+    def leave(self, allocation: Allocation) -> None:
+        """End a request: its slots are free for the next ones."""
+        self.cache.release(allocation)
+        self.running -= 1
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiters and self.running < self.max_running:
+            head = self._waiters[0]
+            if not head.admitted.cancelled():
+                allocation = self.cache.allocate(head.hashes, head.blocks)
+                if allocation is None:
+                    return
+                self.running += 1
+                head.admitted.set_result(allocation)
+            del self._waiters[0]
+
+
+class SimEngine:
+    """Owns the slots and the threads that copy to and from them. `close` after the last request."""
 
     def __init__(
         self, settings: SimSettings, *, name: str = "", publish: Publish = lambda events: None
     ) -> None:
         self.settings = settings
-        self.saves_prompts = settings.role != "decode"
-        self.saves_answers = settings.role == "both"
+        self.saves_prompts = settings.role != "decode"  # as vLLM's kv_producer and kv_both
+        self.saves_answers = settings.role == "both"  # as kv_both
         self.root = settings.root
         self.manifest = settings.manifest
         self.spec_digest = self.manifest.spec.digest
         self.tokenizer = SimTokenizer()
-        self.metrics = SimMetrics(settings.served_names[0])
-        self.metrics.describe_cache(settings.block_size, settings.kv_cache_size)
+        shape = settings.block_size, settings.kv_cache_size
+        self.metrics = SimMetrics(settings.served_names[0], *shape)
         self.latency = LatencyModel(settings)
         self.steps = Steps() if settings.shared_steps else None
         self.memory = KVMemory(self.spec_digest, settings.kv_cache_size, settings.block_bytes)
         self.cache = BlockCache(settings.kv_cache_size)
+        self.host = BlockCache(int(settings.kv_offloading_size * 2**30) // settings.block_bytes)
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
-        self.core = asyncio.Event()
+        self.core = asyncio.Event()  # not set while the engine computes nothing
         self.core.set()
         self.link = SimStoreLink(self, settings.store, name) if settings.store else None
         self.sources = settings.store_sources
         self._publish = publish
-        self._admission = SimAdmission(
+        self.admission = SimAdmission(
             self.cache, settings.max_num_seqs, settings.max_waiting_queue_length
         )
-        self.metrics.running.set_function(lambda: self._admission.running)
-        self.metrics.waiting.set_function(lambda: self._admission.waiting)
+        self.metrics.running.set_function(lambda: self.admission.running)
+        self.metrics.waiting.set_function(lambda: self.admission.waiting)
         self.metrics.cache_usage.set_function(lambda: self.cache.held_blocks / self.cache.capacity)
 
     @property
     def running(self) -> int:
         """How many requests run."""
-        return self._admission.running
+        return self.admission.running
 
     async def start(self) -> None:
         """Register this engine with the store."""
@@ -166,7 +231,7 @@ class SimEngine:
     async def admit(self, request: GenerateRequest) -> Generation:
         """Wait for room, then give one choice its slots. The caller closes the generation.
 
-        Raises QueueFull if too many requests wait.
+        ApiError 429: too many requests wait.
         """
         arrived_s = time.monotonic()
         form = request.form
@@ -181,7 +246,7 @@ class SimEngine:
         usable = (len(tokens) - 1) // block_tokens
         blocks = -(-(len(tokens) + answer_tokens) // block_tokens)
         priority = request.priority if self.settings.scheduling_policy == "priority" else 0
-        allocation = await self._admission.enter(list(hashes[:usable]), blocks, priority)
+        allocation = await self.admission.enter(list(hashes[:usable]), blocks, priority)
         answer = SimAnswer(request, allocation.cached_blocks * block_tokens, None)
         answer.function, answer.given = function, given
         by_itself = request.max_tokens is None and not request.ignore_eos
@@ -196,10 +261,6 @@ class SimEngine:
         await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
         await self.core.wait()
 
-    def leave(self, generation: Generation) -> None:
-        """End a generation; only the generation calls this."""
-        self._admission.leave(generation.allocation)
-
     def publish(self, events: list[Event]) -> None:
         """Publish what the cache gained, and what it evicted for that."""
         removed = self.cache.take_removed()
@@ -207,6 +268,16 @@ class SimEngine:
             events = [Removed(removed), *events]
         if events:
             self._publish(events)
+
+    def offload(self, hashes: Sequence[bytes]) -> None:
+        """Copy a request's blocks to host memory, if it has room; vLLM's events only name them."""
+        allocation = self.host.allocate(hashes, len(hashes))
+        if allocation is not None:
+            new = [one for at, one in enumerate(hashes) if self.host.name(allocation, at, one)]
+            self.host.release(allocation)
+            gone = self.host.take_removed()
+            events: list[Event] = [Removed(gone, "CPU")] if gone else []
+            self._publish([*events, *(Stored(None, (one,), (), medium="CPU") for one in new)])
 
     def reset_cache(self) -> None:
         """Forget every block that no request holds."""

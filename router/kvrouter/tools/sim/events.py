@@ -14,8 +14,6 @@ import msgspec
 from kvrouter.tools.sim.block_cache import Cleared, Event, Removed
 from kvrouter_store.events.publisher import EventSockets
 
-_MEDIUM = "GPU"
-
 
 def _low64(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-8:], "big")
@@ -44,7 +42,7 @@ class EventEncoder:
             return {
                 "type": "BlockRemoved",
                 "block_hashes": [_low64(block_hash) for block_hash in event.hashes],
-                "medium": _MEDIUM,
+                "medium": event.medium,
                 "group_idx": 0,
             }
         adapter = event.adapter
@@ -57,13 +55,13 @@ class EventEncoder:
             "block_hashes": [_low64(block_hash) for block_hash in event.hashes],
             "parent_block_hash": None if event.parent is None else _low64(event.parent),
             "token_ids": event.token_ids,
-            "block_size": self._block_tokens,
+            "block_size": self._block_tokens if event.token_ids else 0,
             "lora_id": None,
-            "medium": _MEDIUM,
+            "medium": event.medium,
             "lora_name": adapter[0] if adapter is not None else None,
             "extra_keys": extra_keys,
             "group_idx": 0,
-            "kv_cache_spec_kind": "full_attention",
+            "kv_cache_spec_kind": "full_attention" if event.token_ids else None,
         }
 
 
@@ -90,16 +88,13 @@ class Faults:
 
 @dataclass(eq=False)
 class EventPublisher:
-    """A PUB socket and its encoder. ZMQ drops events without a subscriber.
-
-    Attributes:
-        replay_endpoint: repeats the last `buffer_steps` messages on request, as in vLLM; needs a
-            running loop. None for no replays.
-    """
+    """A PUB socket and its encoder. ZMQ drops events without a subscriber."""
 
     endpoint: str  # where messages go
     topic: str  # of each message
     block_tokens: int  # tokens of a block
+    # Repeats the last `buffer_steps` messages on request, as in vLLM; needs a running loop. None
+    # for no replays.
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
     faults: Faults = Faults()  # what happens to messages on their way, drawn with `seed`
@@ -119,6 +114,18 @@ class EventPublisher:
     def ports(self) -> tuple[int, int | None]:
         """The port of the messages, and that of the replays, if bound."""
         return self._sockets.ports
+
+    @property
+    def source(self) -> dict[str, object]:
+        """Where it publishes, as in vLLM's `KVEventsConfig` (config/kv_events.py)."""
+        events, replays = self.endpoint, self.replay_endpoint
+        if events.startswith("tcp:"):  # each with the port that it got
+            ports = self.ports
+            events = f"{events.rpartition(':')[0]}:{ports[0]}"
+            replays = replays and f"{replays.rpartition(':')[0]}:{ports[1]}"
+        told = {"endpoint": events, "replay_endpoint": replays, "topic": self.topic}
+        kept = {"buffer_steps": self.buffer_steps, "hwm": 100_000, "max_queue_size": 100_000}
+        return {"enable_kv_cache_events": True, "publisher": "zmq", **told, **kept}
 
     def publish(self, events: list[Event]) -> None:
         """Send a batch, unless it is empty."""

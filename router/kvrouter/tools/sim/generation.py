@@ -22,22 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Generation:
-    """Call `prefill` once, `next_token` until `done`, and `close` in any case.
-
-    Attributes:
-        answer: to the request; grows with each token.
-        hashes: names of the full blocks: those of the prompt, then of the answer.
-        contents: names without the salt, on which the KV does not depend.
-        allocation: the slots, until `close`.
-        left: tokens that are still to be generated.
-    """
+    """Call `prefill` once, `next_token` until `done`, and `close` in any case."""
 
     engine: "SimEngine"
-    answer: "SimAnswer"
-    hashes: BlockHashes
-    contents: BlockHashes
-    allocation: Allocation
-    left: int
+    answer: "SimAnswer"  # to the request; grows with each token
+    hashes: BlockHashes  # names of the full blocks: those of the prompt, then of the answer
+    contents: BlockHashes  # names without the salt, on which the KV does not depend
+    allocation: Allocation  # the slots, until `close`
+    left: int  # tokens that are still to be generated
     arrived_s: float
 
     def __post_init__(self) -> None:
@@ -66,7 +58,8 @@ class Generation:
         """Load or compute the KV of the prompt, and save what was computed."""
         engine = self.engine
         local = self.allocation.cached_blocks
-        loaded = await self._load(local)
+        loaded = await self._load_offloaded(local)
+        loaded += await self._load(local + loaded)
         held = local + loaded
         self.answer.cached_tokens = held * self._block_tokens
         await self._compute(held, loaded)
@@ -112,6 +105,7 @@ class Generation:
         if self.left:
             await self._extend(token)
         else:
+            engine.offload(self.hashes)
             self._finish(self.answer.finish_reason)
         return token, text
 
@@ -119,7 +113,17 @@ class Generation:
         """Free the slots; counts as aborted if tokens are left."""
         if not self._finished:
             self._finish("abort")
-        self.engine.leave(self)
+        self.engine.admission.leave(self.allocation)
+
+    async def _load_offloaded(self, local: int) -> int:
+        """Load blocks after the `local` ones from host memory; how many."""
+        engine, began_s = self.engine, time.monotonic()
+        loaded = engine.host.matched(self.hashes[local : self._usable])
+        if loaded:
+            seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
+            await engine.until(began_s + seconds)
+            await self._compute_blocks(local, local + loaded)  # the same bytes
+        return loaded
 
     async def _load(self, local: int) -> int:
         """Load blocks after the `local` ones from the store; how many.

@@ -15,9 +15,9 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 
 class SimMetrics:
-    """Every series of one engine, in a registry of its own."""
+    """Every series of one engine, in a registry of its own; labels tell the shape of its cache."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, block_size: int, blocks: int) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
         self.running = self._one(Gauge, "vllm:num_requests_running", "Requests that run.")
@@ -30,16 +30,9 @@ class SimMetrics:
         self._add_tokens()
         self._add_times()
         self._add_store()
-
-    def describe_cache(self, block_size: int, num_blocks: int) -> None:
-        """Publish the shape of the cache in labels, as vLLM does."""
-        gauge = Gauge(
-            "vllm:cache_config_info",
-            "Information of the KV cache.",
-            ("block_size", "num_gpu_blocks", "engine"),
-            registry=self.registry,
-        )
-        gauge.labels(block_size=block_size, num_gpu_blocks=num_blocks, engine="0").set(1)
+        shape = {"block_size": block_size, "num_gpu_blocks": blocks, "engine": "0"}
+        name, text = "vllm:cache_config_info", "Information of the KV cache."
+        Gauge(name, text, tuple(shape), registry=self.registry).labels(**shape).set(1)
 
     def use_transport(self, used: str) -> None:
         """Set the transport in use; '' without a connection to the store."""

@@ -28,35 +28,25 @@ _NOUNS: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number"}
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A valid request.
-
-    Attributes:
-        prompts: token ids of each prompt.
-        n: choices for each prompt.
-        seed: of the first choice of each prompt; None for the likeliest tokens.
-        max_tokens: None until the model would stop by itself.
-        adapter: name and path of the LoRA adapter that `model` names, or None.
-        priority: lower goes first, if the engine schedules by it.
-        source: URL of a store node that has KV which the engine's own may lack, or "".
-        form: what the answer has to be; None for any text.
-    """
+    """A valid request."""
 
     kind: Kind
     model: str
-    prompts: list[list[int]]
-    n: int
-    seed: int | None
-    max_tokens: int | None
+    prompts: list[list[int]]  # token ids of each prompt
+    n: int  # choices for each prompt
+    seed: int | None  # of the first choice of each prompt; None for the likeliest tokens
+    max_tokens: int | None  # None until the model would stop by itself
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
     ignore_eos: bool
     cache_salt: str | None
+    # Name and path of the LoRA adapter that `model` names, or None.
     adapter: tuple[str, str] | None = None
-    priority: int = 0
-    source: str = ""
-    form: Form | None = None
+    priority: int = 0  # lower goes first, if the engine schedules by it
+    source: str = ""  # URL of a store node that has KV which the engine's own may lack, or ""
+    form: Form | None = None  # what the answer has to be; None for any text
 
     @property
     def prompt(self) -> list[int]:

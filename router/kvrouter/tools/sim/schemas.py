@@ -47,15 +47,10 @@ _KNOWN: Final = (
 
 @dataclass(frozen=True)
 class Form:
-    """What an answer is: JSON of one of the schemas.
+    """What an answer is: JSON of one of the schemas."""
 
-    Attributes:
-        schemas: those of arguments by the function's name, another one by "".
-        required: whether the model chooses the function, by `tool_choice` "required".
-    """
-
-    schemas: Mapping[str, object]
-    required: bool = False
+    schemas: Mapping[str, object]  # those of arguments by the function's name, another one by ""
+    required: bool = False  # whether the model chooses the function, by `tool_choice` "required"
 
     def draw(self, prompt: list[int], seed: int | None) -> tuple[str, str]:
         """The function's name, and JSON; the same for the same prompt and seed. ApiError: 400."""

@@ -31,9 +31,14 @@ from kvrouter.openai.endpoints import (
     RESPONSES,
     WITH_LEGS,
 )
-from kvrouter.tools.sim.agents import MessagesWriter, ResponsesWriter, chat_of
-from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
-from kvrouter.tools.sim.block_cache import Event
+from kvrouter.tools.sim.answers import (
+    MessagesWriter,
+    ResponsesWriter,
+    SimAnswer,
+    Writer,
+    chat_of,
+    models_body,
+)
 from kvrouter.tools.sim.engine import SimEngine
 from kvrouter.tools.sim.events import EventPublisher, Faults
 from kvrouter.tools.sim.requests import (
@@ -72,17 +77,12 @@ def _invalid(message: str) -> ApiError:
 
 
 class SimServer:
-    """One engine behind one port. `start`, then `close`.
-
-    Attributes:
-        http: its HTTP server.
-        version: of vLLM, as /version names it.
-    """
+    """One engine behind one port. `start`, then `close`."""
 
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.http = HttpServer(self._handle, Limits(connections=connections(MOST_CLIENTS, 1)))
-        self.version = VLLM_VERSION
+        self.version = VLLM_VERSION  # as /version names it
         self._engine: SimEngine | None = None
         self._publisher: EventPublisher | None = None
         self._adapters: dict[str, str] = {}
@@ -94,6 +94,7 @@ class SimServer:
             ("GET", "/version", self._version),
             ("GET", "/metrics", self._metrics),
             ("GET", "/v1/models", self._models),
+            ("GET", "/kv_event_sources", self._event_sources),
             ("POST", "/tokenize", self._tokenize),
             ("POST", "/reset_prefix_cache", self._reset),
             ("POST", "/v1/load_lora_adapter", self._load_adapter),
@@ -128,9 +129,19 @@ class SimServer:
         if settings.events_endpoint is not None:
             if name.startswith(("0.0.0.0:", ":::")):
                 log.warning("no router knows an engine as %s: give --advertise HOST:PORT", name)
-            topic = settings.kv_events_config.topic or f"kv@{name}"
-            self._publisher = _publisher(settings, settings.events_endpoint, topic)
-        self._engine = SimEngine(settings, name=name, publish=self._publish)
+            config = settings.kv_events_config
+            lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
+            self._publisher = EventPublisher(
+                settings.events_endpoint,
+                config.topic or f"kv@{name}",
+                settings.block_size,
+                replay_endpoint=config.replay_endpoint,
+                buffer_steps=config.buffer_steps,
+                faults=Faults(lost, repeated, settings.kv_events_late),
+                seed=settings.seed,
+            )
+        publish = self._publisher.publish if self._publisher is not None else lambda events: None
+        self._engine = SimEngine(settings, name=name, publish=publish)
         await self._engine.start()
         return port
 
@@ -152,10 +163,6 @@ class SimServer:
         """The bound ports of its events and their replays, after `start`."""
         assert self._publisher is not None
         return self._publisher.ports
-
-    def _publish(self, events: list[Event]) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(events)
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
@@ -188,6 +195,10 @@ class SimServer:
         names, length = settings.served_names, settings.context_tokens
         body = models_body(names, settings.model, length, self._started_s, self._adapters)
         exchange.respond(200, body)
+
+    async def _event_sources(self, exchange: Exchange) -> None:
+        sources = {"0": self._publisher.source} if self._publisher is not None else {}
+        exchange.respond(200, orjson.dumps(sources))
 
     async def _tokenize(self, exchange: Exchange) -> None:
         tokens = parse_tokenize(exchange.body, self.engine.tokenizer, self._names)
@@ -289,20 +300,6 @@ class SimServer:
         finally:
             generation.close()
         return answer
-
-
-def _publisher(settings: SimSettings, endpoint: str, topic: str) -> EventPublisher:
-    config = settings.kv_events_config
-    lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
-    return EventPublisher(
-        endpoint,
-        topic,
-        settings.block_size,
-        replay_endpoint=config.replay_endpoint,
-        buffer_steps=config.buffer_steps,
-        faults=Faults(lost, repeated, settings.kv_events_late),
-        seed=settings.seed,
-    )
 
 
 async def _together(runs: Sequence[Coroutine[None, None, SimAnswer]]) -> list[SimAnswer]:

@@ -9,28 +9,21 @@ from contextlib import suppress
 from math import inf
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import SettingsConfigDict
 
-from kvrouter.options.secret_file import read_store_token, secret_of
-from kvrouter.options.settings import Settings
-from kvrouter.options.types import LogLevel, Percent, Port, StoreTokenFile, StoreUrl, Texts
+from kvrouter.options.settings import Settings, StoreAccess
+from kvrouter.options.types import LogLevel, Percent, Port, StoreUrl, Texts
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.tls import ClientTls, native_context
+from kvrouter_store.connection.tls import native_context
 from kvrouter_store.connectors.neighbours import Sources
 from kvrouter_store.events.settings import KVEvents, KVEventsConfig
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
 from kvrouter_store.identity.layout import Layout
-from kvrouter_store.node.settings import (
-    RdmaSettings,
-    StoreCaFile,
-    StoreCertFile,
-    StoreKeyFile,
-    StoreToken,
-)
+from kvrouter_store.node.settings import RdmaSettings
 
 DEFAULT_CONTEXT_TOKENS = 32768
 FAILURES: Final = {
@@ -89,7 +82,7 @@ def _spread(flag: str) -> Any:
     return _time(f"Standard deviation of {flag}, at most 30 percent of it.")
 
 
-class SimSettings(RdmaSettings, Settings):
+class SimSettings(StoreAccess, RdmaSettings, Settings):
     """One simulated engine: what it serves, how fast it seems to be, and how it fails."""
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_SIM_", frozen=True)
@@ -115,6 +108,9 @@ class SimSettings(RdmaSettings, Settings):
         description="Size of the engine's own cache.",
         json_schema_extra={"metavar": "BLOCKS"},
     )
+    kv_offloading_size: float = Field(
+        default=0, ge=0, description="GiB of host memory for blocks, as vLLM's flag."
+    )
     kv_bytes_per_token: int = Field(
         default=1024,
         ge=16,
@@ -130,7 +126,6 @@ class SimSettings(RdmaSettings, Settings):
     hash_seed: str | None = Field(
         default=None,
         description="Seed of the block hashes, as PYTHONHASHSEED is for vLLM.",
-        json_schema_extra={"metavar": "SEED"},
     )
     max_model_len: int | None = Field(
         default=None,
@@ -172,15 +167,6 @@ class SimSettings(RdmaSettings, Settings):
         "TLS.",
         json_schema_extra={"section": "KV store"},
     )
-    store_token: StoreToken = Field(
-        default=SecretStr(""),
-        description="Token of the store, if it needs one. Give it in the environment: other users "
-        "can see flags.",
-    )
-    store_token_file: StoreTokenFile = ""
-    store_ca_file: StoreCaFile = ""
-    store_cert_file: StoreCertFile = ""
-    store_key_file: StoreKeyFile = ""
     store_transport: TransportName = Field(
         default="auto",
         description="How blocks travel. auto: the first of shm, unix, rdma and tcp that works; "
@@ -235,7 +221,6 @@ class SimSettings(RdmaSettings, Settings):
     seed: int | None = Field(
         default=None,
         description="Seed of times and failures. By default the clock.",
-        json_schema_extra={"metavar": "SEED"},
     )
 
     failure_injection_rate: Percent = Field(
@@ -298,18 +283,10 @@ class SimSettings(RdmaSettings, Settings):
 
     @model_validator(mode="after")
     def _files_that_can_be_used(self) -> "SimSettings":
-        given, path = self.store_token, self.store_token_file
-        token = secret_of(given, path, "--store-token", read_store_token)
-        object.__setattr__(self, "store_token", token)  # frozen
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
             _ = self.store_sources
         return self
-
-    @property
-    def store_tls(self) -> ClientTls:
-        """Files for TLS with the store."""
-        return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)
 
     @property
     def store_sources(self) -> Sources:

@@ -51,13 +51,10 @@ class SimStoreLink:
     """The link of an engine, called `name`, to the store. `close` after the last request.
 
     Where it takes a `node`, that is the URL of another node of the store; "" is the own one.
-
-    Attributes:
-        node: URL of the own node for others; "" if there is none.
     """
 
     def __init__(self, engine: "SimEngine", url: str, name: str) -> None:
-        self.node = name_of(url)
+        self.node = name_of(url)  # of the own node, for others; "": none
         self._engine = engine
         self._name = name
         self._client = self._open(url)
@@ -102,54 +99,42 @@ class SimStoreLink:
 
         `contents` names their right bytes. Without verification all bytes count as right.
         """
-        span = range(first, first + len(slots))
-        return await self._guarded(
-            lambda client: self._load(client, hashes, span, slots, contents), 0, node
-        )
+        engine, span = self._engine, range(first, first + len(slots))
+        memory, manifest = engine.memory, engine.manifest
+
+        def take(client: StoreClient) -> int:
+            names = hashes[: span.stop].data
+            statuses = client.get_into(manifest, 0, names, span, memory.segments, slots)
+            came = _leading(statuses, (BlockStatus.OK,))
+            engine.metrics.lost_blocks.inc(len(slots) - came)
+            if came and self._random.random() * 100 < engine.settings.kv_corruption_rate:
+                memory.slot(slots[0])[0] ^= 0xFF
+            if not engine.settings.verify_kv:
+                return came
+            right = memory.right_blocks(slots[:came], list(contents[first : first + came]))
+            if right < came:
+                engine.metrics.wrong_blocks.inc()
+                client.delete(manifest, hashes[first + right])
+            return right
+
+        return await self._guarded(take, 0, node)
 
     async def save(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
         """Put the blocks in `slots` into the store; how many leading ones it has or receives."""
-        span = range(first, first + len(slots))
-        return await self._guarded(lambda client: self._save(hashes, span, slots), 0)
+        engine, span = self._engine, range(first, first + len(slots))
+
+        def put(client: StoreClient) -> int:
+            names, segments = hashes[: span.stop].data, engine.memory.segments
+            result = client.put(engine.manifest, 0, names, span, segments, slots)
+            engine.metrics.saved_blocks.inc(result.stored)
+            return _leading(result.statuses, _KEPT)
+
+        return await self._guarded(put, 0)
 
     async def close(self) -> None:
         """Close the connections."""
         await in_thread(self._engine.executor, self._client.close)
         await in_thread(self._engine.executor, self._neighbours.close)
-
-    def _load(
-        self,
-        client: StoreClient,
-        hashes: BlockHashes,
-        span: range,
-        slots: list[int],
-        contents: BlockHashes,
-    ) -> int:
-        engine = self._engine
-        memory, manifest = engine.memory, engine.manifest
-        statuses = client.get_into(
-            manifest, 0, hashes[: span.stop].data, span, memory.segments, slots
-        )
-        came = _leading(statuses, (BlockStatus.OK,))
-        engine.metrics.lost_blocks.inc(len(slots) - came)
-        if came and self._random.random() * 100 < engine.settings.kv_corruption_rate:
-            memory.slot(slots[0])[0] ^= 0xFF
-        if not engine.settings.verify_kv:
-            return came
-        names = list(hashes[span.start : span.start + came])
-        right = memory.right_blocks(slots[:came], list(contents[span.start : span.start + came]))
-        if right < came:
-            engine.metrics.wrong_blocks.inc()
-            client.delete(manifest, names[right])
-        return right
-
-    def _save(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
-        engine = self._engine
-        result = self._client.put(
-            engine.manifest, 0, hashes[: span.stop].data, span, engine.memory.segments, slots
-        )
-        engine.metrics.saved_blocks.inc(result.stored)
-        return _leading(result.statuses, _KEPT)
 
     async def _guarded(
         self, work: Callable[[StoreClient], Result], default: Result, node: str = ""

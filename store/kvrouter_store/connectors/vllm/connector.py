@@ -11,8 +11,9 @@ store, and what the router may wait for.
 
 Two ways lead from the store to the engine's pages. `PoolWorker` copies from the store's own memory,
 which the ranks have mapped: one lease for the whole prompt (`Leases`), vLLM's batch copy, digests
-beside it, the directory's versions after it. Where that cannot be (another host, TCP, a device that
-cannot pin the memory) `KVStoreTier` brings blocks into vLLM's host memory first (`PinnedTiers`).
+beside it, the directory's versions after it. What another host's node has is copied to the own one
+first. Where there is none on the engine's host, or a device cannot pin its memory, `KVStoreTier`
+brings blocks into vLLM's host memory first (`PinnedTiers`).
 
 Promises: attention reads no byte whose digest was not checked, unless `verify` is off; what fails
 is a failed receive, and computed; a store that is away, hangs or dies costs time only; nothing
@@ -178,7 +179,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         status.update_offload_keys()
         groups = zip(self.scheduler.config.kv_group_configs, status.group_states, strict=True)
         keys = [s.offload_keys[computed // c.tokens_per_chunk :] for c, s in groups]
-        if self._tier.arrivals.elsewhere(context) or not self.scheduler.manager.may_load(context):
+        if not self.scheduler.manager.may_load(context):
             self._leases.release(context, elsewhere=True)
         if self._leases.serves(context):
             asks = self._leases.asks(chain.from_iterable(keys), context, compute_s)

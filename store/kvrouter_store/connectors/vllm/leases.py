@@ -1,8 +1,9 @@
 """Blocks of a store on this host that stay in its memory until the ranks have loaded them from it.
 
 A request asks for all that it wants at once. The answer to ACQUIRE is a lease, and says where the
-blocks are; the node first brings into its memory what is on its disk. Ranks check the digests, and
-that the directory has not changed: a lease that was lost costs a miss, and never a wrong byte.
+blocks are; the node first brings into its memory what is on its disk. What another node has is
+copied to this one first. Ranks check the digests, and that the directory has not changed: a lease
+that was lost costs a miss, and never a wrong byte.
 Imports no vLLM.
 """
 
@@ -32,6 +33,8 @@ TRIES = 3  # to give a lease back whose connection is busy
 
 T = TypeVar("T")
 Place = tuple[int, int]  # offset in the pool, digest
+Fetch = Callable[[str, int, list[bytes]], None]
+"""Copy blocks of a cache group from another node to the own one, as far as that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +76,16 @@ class _Held:
     """Kept by vLLM with a request.
 
     served: whether it loads from the pool. found: what is leased. missing: what the store has not.
-    wanted: what it has yet to be asked for. again: what landed after it was missing. loaded: what
-    the ranks were told to load at any time.
+    wanted: what it has yet to be asked for, and the other node that has it ('': none). again: what
+    landed after it was missing. loaded: what the ranks were told to load at any time.
     """
 
     served: bool
     found: _Answer = field(default_factory=_Answer)
     missing: set[bytes] = field(default_factory=set)
-    wanted: dict[bytes, None] = field(default_factory=dict)
+    wanted: dict[bytes, str] = field(default_factory=dict)
     again: set[bytes] = field(default_factory=set)
-    asked: tuple[Future[_Answer], dict[bytes, None]] | None = None
+    asked: tuple[Future[_Answer], dict[bytes, str]] | None = None
     until: float = 0.0
     loading: bool = False
     loaded: set[bytes] = field(default_factory=set)
@@ -111,6 +114,7 @@ class Leases:
 
     links: Mapping[int, StoreLink]
     news: threading.Event
+    fetch: Fetch
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -135,10 +139,11 @@ class Leases:
         it asked for while others hold half of the store: what is computed needs room there, too.
         """
         held = self._held(context)
-        found, missing = held.found.places, held.missing
+        found, missing, wanted = held.found.places, held.missing, held.wanted
         asked = held.asked[1] if held.asked is not None else ()
-        new = [key for key in keys if not (key in found or key in missing or key in asked)]
-        held.wanted.update(dict.fromkeys(new))
+        for key in keys:
+            if not (key in found or key in missing or key in asked):
+                wanted.setdefault(key, "")
         if not held.open:
             return False
         if not held.until:
@@ -158,17 +163,20 @@ class Leases:
         if key in held.missing:
             return True
         if held.asked is None or key not in held.asked[1]:
-            held.wanted[key] = None
+            held.wanted[key] = ""
         return False
 
-    def landed(self, key: bytes, context: Context) -> bool:
-        """A block landed that was missing. Whether the store is asked for it again: once."""
+    def landed(self, key: bytes, context: Context, node: str) -> bool:
+        """A block landed that was missing. Whether the store is asked for it again: once.
+
+        node: another one, that has it; '' where it landed at the own one.
+        """
         held = self._held(context)
         if key in held.again:
             return False
         held.again.add(key)
         held.missing.discard(key)
-        held.wanted[key] = None
+        held.wanted[key] = node
         return True
 
     def flush(self) -> None:
@@ -301,7 +309,7 @@ class Leases:
         if not held.wanted or not self._fits(held):
             return
         keys, held.wanted = held.wanted, {}
-        held.asked = self._threads.submit(self._leased, list(keys), self.epoch), keys
+        held.asked = self._threads.submit(self._leased, keys, self.epoch), keys
 
     def _fits(self, held: _Held) -> bool:
         others = sum(each.blocks for each in self._holding.values() if each is not held)
@@ -312,11 +320,15 @@ class Leases:
 
     # In the threads.
 
-    def _leased(self, keys: list[bytes], epoch: int) -> _Answer:
+    def _leased(self, keys: Mapping[bytes, str], epoch: int) -> _Answer:
         answer = _Answer()
         try:
-            for group, members in groupby(sorted(keys, key=GROUP), GROUP):
-                self._lease(answer, int.from_bytes(group, "big"), list(members), epoch)
+            for named, members in groupby(sorted(keys, key=GROUP), GROUP):
+                group, wanted = int.from_bytes(named, "big"), list(members)
+                for node, there in groupby(wanted, keys.__getitem__):
+                    if node:
+                        self.fetch(node, group, list(there))
+                self._lease(answer, group, wanted, epoch)
         except Exception:
             log.exception("the store is not asked for blocks of its pool")
         finally:

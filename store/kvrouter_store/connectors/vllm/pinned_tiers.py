@@ -4,7 +4,8 @@ VLLM's own (vllm/v1/kv_offload/tiering/manager.py) says MISS where the host memo
 chunks that were promoted for one request be evicted by another before the first is asked for again
 (vllm issue 49902). Many hits at once then push each other out, and are computed.
 
-What a store on the same host has is not promoted: the ranks load it from the store's own memory.
+What a store on the same host has, or can get from another host, is not promoted: the ranks load it
+from the store's own memory.
 """
 
 import logging
@@ -49,7 +50,7 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         super().__init__(primary_tier, tiers)
         self._complained = False
         self.room = Room(self)
-        self.leases = Leases(tiers[STORE].links, tiers[STORE].news)
+        self.leases = Leases(tiers[STORE].links, tiers[STORE].news, tiers[STORE].copies.fetch)
         self.ending: Collection[str] = ()
         self._written: dict[str, list[InOrder]] = {}  # by request: what is on its way from ranks
         self._patience_s = LAST_WAIT_S  # of this step
@@ -76,8 +77,11 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
     def _in_pool(self, key: OffloadKey, context: ReqContext) -> LookupResult:
         missing = self.leases.misses(key, context)
         if missing:
-            landed = self.secondary_tiers[STORE].arrivals.lookup(key, context)
-            missing = landed is False or (landed is True and not self.leases.landed(key, context))
+            arrivals = self.secondary_tiers[STORE].arrivals
+            landed = arrivals.lookup(key, context)
+            node = arrivals.node_of(key, context) if landed else ""
+            again = landed is True and self.leases.landed(key, context, node)
+            missing = landed is not None and not again
         return LookupResult.MISS if missing else LookupResult.RETRY
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:

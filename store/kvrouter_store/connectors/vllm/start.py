@@ -101,15 +101,15 @@ def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
 def host_bytes(settings: EngineSettings, vllm_config: Any, kv_cache_config: Any) -> int:
     """Host memory for KV on its way: what the settings say, or by what the host has.
 
-    The same in all processes of an engine. It is small where no load passes through it: from a
-    store on this host, without neighbours.
+    The same in all processes of an engine. It is small where no load passes through it: with a
+    store on this host.
     """
     if settings.cpu_bytes_to_use:
         return settings.cpu_bytes_to_use
     ranks = vllm_config.parallel_config.world_size
 
     def find() -> int:
-        if settings.maps and not settings.neighbours and _is_here(settings):
+        if settings.maps and _is_here(settings):
             tokens = vllm_config.scheduler_config.max_num_batched_tokens
             step = kv_bytes(vllm_config, kv_cache_config, tokens)
             return size_beside_store(step, ranks, Host.here())

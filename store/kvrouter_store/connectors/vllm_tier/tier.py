@@ -41,6 +41,7 @@ from kvrouter_store.connectors.neighbours import Neighbours
 from kvrouter_store.connectors.settings import ConnectorSettings
 from kvrouter_store.connectors.transfers import Finished, Transfers, copying_threads
 from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
+from kvrouter_store.connectors.vllm_tier.copies import NodeCopies
 from kvrouter_store.connectors.vllm_tier.identity import (
     PART,
     ChunkIdentity,
@@ -102,9 +103,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._neighbours = Neighbours(
             lambda node: settings.at(node).client(name, *gpus[0]), StoreClient.close
         )
-        self._landings = Landings(
-            lambda node: settings.at(node).waiter(f"{name}/landings"), self.news, log
-        )
+        self.copies = NodeCopies(self.links, self._neighbours)
+        waiter = f"{name}/landings"
+        self._landings = Landings(lambda node: settings.at(node).waiter(waiter), self.news, log)
         self.arrivals = Arrivals(
             self._landings,
             config.cache.tokens_per_hash,
@@ -205,6 +206,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self.lookups.shutdown()
         self._transfers.close()
         self._landings.close()
+        self.copies.close()
         self._neighbours.close()
         for link in self.links.values():
             link.close()

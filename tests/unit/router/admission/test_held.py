@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.router.conftest import Clock
 
-from kvrouter.admission.held import HeldResources
-from kvrouter.admission.recompute_budget import RecomputeBudget
+from kvrouter.admission.held import HeldResources, RecomputeBudget
 
 LIMIT = 100
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock
 
-from kvrouter.admission.recompute_budget import Grant, RecomputeBudget
+from kvrouter.admission.held import Grant, RecomputeBudget
 
 
 def test_what_exceeds_the_budget_is_refused(clock: Clock) -> None:

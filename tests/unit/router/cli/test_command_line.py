@@ -267,7 +267,7 @@ def test_every_flag_stands_under_a_heading_and_says_what_its_value_is(command: C
         assert option.section, option.name
         assert option.help.endswith("."), option.name
         if option.kind in ("list", "value"):
-            assert re.fullmatch(r"(?!TEXT)[A-Z]+([:=,]([A-Z]+|\.\.\.))?", option.metavar), (
+            assert re.fullmatch(r"(?!TEXT)[A-Z]+([:=,-]([A-Z]+|\.\.\.))?", option.metavar), (
                 option.name
             )
 
@@ -345,6 +345,7 @@ def test_a_command_that_lacks_a_word_lists_what_there_is(
         (["--verbose"], "there is no command --verbose (see kvrouter --help)"),
         (["key", "nwe"], "key nwe; did you mean key new? (see kvrouter key --help)"),
         (["bench", "serve"], "command bench; docs/bench.md names tools that measure a router (see"),
+        (["record"], "command record; give kvrouter serve --record PATH (see"),
         (["config", "sho"], "config sho; did you mean config show? (see kvrouter config --help)"),
     ],
 )

@@ -1,6 +1,6 @@
 """What gauges of engines, pools and models say of load that is known."""
 
-from kvrouter.control.load_gauges import load_gauges
+from kvrouter.control.gauges import load_gauges
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.telemetry.metrics import Metrics

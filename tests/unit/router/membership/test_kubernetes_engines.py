@@ -7,9 +7,8 @@ import pytest
 from tests.fakes.pods import endpoint, endpoint_slice, pod
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.kubernetes.engines import Odd, of_pod, of_slice, one_of_each
+from kvrouter.membership.kubernetes.engines import Odd, of_pod, of_slice, one_of_each, read_url
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
-from kvrouter.membership.kubernetes.options import read_url
 
 PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines&role=decode"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.pods import endpoint, endpoint_slice, pod
 
-from kvrouter.membership.kubernetes.engines import of_pod, of_slice
+from kvrouter.membership.kubernetes.engines import of_pod, of_slice, read_url
 from kvrouter.membership.kubernetes.mirror import (
     MAX_LINE_BYTES,
     Expired,
@@ -17,7 +17,6 @@ from kvrouter.membership.kubernetes.mirror import (
     Unreadable,
 )
 from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
-from kvrouter.membership.kubernetes.options import read_url
 
 Json = dict[str, Any]
 WANTED = read_url("k8s://test?selector=app=engine")

@@ -3,7 +3,7 @@
 import pytest
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.kubernetes.options import read_url
+from kvrouter.membership.kubernetes.engines import read_url
 
 
 def test_pods_are_found_by_their_labels() -> None:

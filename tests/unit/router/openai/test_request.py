@@ -93,12 +93,12 @@ def test_an_answer_that_is_no_object_is_passed_on() -> None:
 
 @pytest.mark.parametrize("write", [compact, lambda value: json.dumps(value, indent=1).encode()])
 def test_usage_is_found_without_reading_the_answer(write: Any) -> None:
-    assert answer_usage(write(ANSWER)) == ((5, 0), 2)
+    assert answer_usage(write(ANSWER)) == ((5, None), 2)
     assert answer_reason(write(ANSWER)) == "stop"
 
 
 def test_an_answer_without_usage_tells_none() -> None:
-    assert answer_usage(b'{"choices": []}') == ((None, 0), 0)
+    assert answer_usage(b'{"choices": []}') == ((None, None), 0)
     assert answer_reason(b'{"choices": []}') == "unknown"
 
 

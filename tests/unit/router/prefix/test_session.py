@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.openai.request import Request, parse
-from kvrouter.prefix.session import (
+from kvrouter.prefix.learnt import (
     MOST_NAME,
     MOST_STANDING,
     SESSION_HEADERS,

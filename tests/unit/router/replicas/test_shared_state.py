@@ -13,7 +13,7 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.replicas.changes import MAX_AHEAD_MS, Changes
-from kvrouter.replicas.holdings import Holdings
+from kvrouter.replicas.group import FADED_S, GONE_S, MAX_PEERS, Holdings, Peers
 from kvrouter.replicas.messages import (
     MAX_CHANGES,
     MAX_ENVELOPE_BYTES,
@@ -31,7 +31,6 @@ from kvrouter.replicas.messages import (
     decode,
     encode,
 )
-from kvrouter.replicas.peers import FADED_S, GONE_S, MAX_PEERS, Peers
 
 ME, YOU = "0" * 16, "1" * 16
 GUESS = Guess("h:1", Domain(16, b"12345678"), b"x" * 8000)

@@ -4,6 +4,7 @@ import pytest
 
 from kvrouter.engines.compatibility import on_other_servers, partners
 from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.prefix.lower import Loadable
 from kvrouter.routing.plan import (
     RouteInputs,
     chosen_by,
@@ -55,6 +56,18 @@ def test_what_the_engine_holds_and_what_it_could_load_is_not_missing() -> None:
     )
     assert held_tokens(inputs, decode) == 64
     assert missing_tokens(inputs, decode) == 96 - 64
+
+
+def test_what_the_engine_can_load_from_its_own_lower_tiers_is_not_missing() -> None:
+    decode, other = engine(1), engine(2)
+    lower = {decode: Loadable(5, 0.8)}
+    inputs = RouteInputs(
+        100, [decode], exact=True, block_tokens=16, matches={decode: 1}, lower=lower
+    )
+    assert (held_tokens(inputs, decode), held_tokens(inputs, other)) == (80, 0)
+    assert (missing_tokens(inputs, decode), missing_tokens(inputs, other)) == (16, 96)
+    assert (computed_tokens(inputs, decode), computed_tokens(inputs, other)) == (20, 100)
+    assert chosen_by(replace(inputs, matches={}), decode) == "exact"
 
 
 def test_a_prefill_engine_computes_what_it_neither_holds_nor_loads_nor_is_guessed_to_hold() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.prefix.lower import Loadable
 from kvrouter.routing.plan import RouteInputs, held_tokens, missing_tokens
 from kvrouter.routing.policies import POLICIES, make_policy
 from kvrouter.routing.policies.prefix import DECODE_COST, LOAD_COST, pricing
@@ -239,6 +240,34 @@ def test_prefix_counts_blocks_in_the_store_as_cheap_but_not_free() -> None:
     )
     prices = [pricing(request)(e) for e in request.decode]
     assert prices == [-160, -160 + 160 * LOAD_COST, 0]
+
+
+def test_prefix_counts_blocks_in_host_memory_as_loads_of_an_engine_alone() -> None:
+    holder, loader, stranger = decode = [engine(n, Role.DECODE) for n in (1, 2, 3)]
+    request = RouteInputs(
+        161,
+        decode,
+        exact=True,
+        block_tokens=16,
+        matches={holder: 6, loader: 4},
+        lower={loader: Loadable(10, 6 * 0.2)},
+        guesses={stranger: 8},
+    )
+    prices = [pricing(request)(e) for e in decode]
+    assert prices == pytest.approx([-96, -160 + 96 * 0.2, -128])
+    assert make_policy("prefix").plan(request).decode is loader
+    loader.computing_tokens = 14  # what another engine holds costs less than to wait
+    assert make_policy("prefix").plan(request).decode is stranger
+
+
+def test_an_engine_that_can_load_a_prompt_from_host_memory_needs_no_prefill_leg() -> None:
+    decode, prefill = engine(1, Role.DECODE), engine(2, Role.PREFILL)
+    request = RouteInputs(161, [decode], [prefill], exact=True, block_tokens=16)
+    assert make_policy("prefix").plan(request).why == "prefill"
+    held = replace(request, lower={decode: Loadable(10, 2.0)})
+    assert make_policy("prefix").plan(held).why == "little missing"
+    at_prefill = make_policy("prefix").plan(replace(request, lower={prefill: Loadable(8, 1.6)}))
+    assert (at_prefill.why, at_prefill.computed_tokens) == ("prefill", 33)
 
 
 def cost(request: RouteInputs, engine: Engine) -> float:

@@ -1,18 +1,21 @@
 """Prompts wait at the router, and are bound when a prefill engine is about to be free."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from random import Random
+from types import MappingProxyType
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvrouter.engines.engine import Identity, Role
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.in_flight import InFlightPrefixes
+from kvrouter.prefix.lower import Loadable
 from kvrouter.routing.plan import AGING, LegReservations, Plan, RouteInputs, Why
 from kvrouter.routing.planner.queue import (
     HORIZON_S,
@@ -57,7 +60,14 @@ class Bench:
                 self.pool.reserve(engine, 1)
 
     def submit(
-        self, name: str, tokens: int, tenant: str = "", priority: int = 0, stored: int = 0
+        self,
+        name: str,
+        tokens: int,
+        tenant: str = "",
+        priority: int = 0,
+        stored: int = 0,
+        *,
+        lower: Mapping[Engine, Loadable] = MappingProxyType({}),
     ) -> QueuedPrompt:
         inputs = RouteInputs(
             prompt_tokens=tokens,
@@ -66,6 +76,7 @@ class Bench:
             exact=True,
             block_tokens=16,
             store_blocks={"x": stored // 16},
+            lower=lower,
             prefill_threshold=self.threshold,
             model="m",
         )
@@ -134,6 +145,21 @@ def test_a_leg_is_sent_before_its_engine_is_free_by_the_time_that_it_loads() -> 
         assert ring_s is not None or "b" in bench.names
         bench.now_s = ring_s or bench.now_s
     assert HORIZON_S < 100 + prefill_s(3000, 0) - bench.now_s < load_s(47_000)
+
+
+def test_a_prompt_goes_where_loading_it_from_host_memory_takes_less_than_computing_it() -> None:
+    bench = Bench(prefill=3)
+    _, holder, loader, _ = bench.engines
+    blocks = LONG // 16 - 1
+    lower = {loader: Loadable(blocks, 0.2 * blocks), holder: Loadable(blocks // 2, 0.1 * blocks)}
+    bench.submit("a", LONG, lower=lower)
+    bench.submit("b", LONG, lower=lower)
+    bench.queue.plan()
+    (_, first), (_, second) = bench.bound
+    load_s = 0.2 * 16 * blocks / 10_000
+    assert (first.prefill, second.prefill) == (loader, loader)
+    assert first.computed_tokens == LONG - 16 * blocks
+    assert first.work_s == pytest.approx(load_s + prefill_s(32, LONG - 32), rel=0.01)
 
 
 def test_an_engine_that_takes_longer_than_estimated_gets_nothing_more() -> None:

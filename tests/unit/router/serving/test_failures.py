@@ -58,8 +58,8 @@ def test_the_client_is_told_which_engine_is_gone(leg: Role) -> None:
 def test_a_second_500_is_the_requests_and_no_engine_is_counted() -> None:
     context, counted = request(), list[int]()
     words = Words(500, b'{"error": {}}')
-    assert note(context, failed(Failure.ERROR, words, prove=lambda: counted.append(1)))
-    assert not note(context, failed(Failure.ERROR, words, prove=lambda: counted.append(2)))
+    assert note(context, failed(Failure.ERROR, words, prove=lambda _: counted.append(1)))
+    assert not note(context, failed(Failure.ERROR, words, prove=lambda _: counted.append(2)))
     answer = answer_of(context)
     assert isinstance(answer, Refused)
     assert answer.words is words
@@ -68,7 +68,7 @@ def test_a_second_500_is_the_requests_and_no_engine_is_counted() -> None:
 
 def test_a_500_is_the_engines_once_another_engine_does_well() -> None:
     context, counted = request(), list[int]()
-    note(context, failed(Failure.ERROR, Words(500, None), prove=lambda: counted.append(1)))
+    note(context, failed(Failure.ERROR, Words(500, None), prove=lambda _: counted.append(1)))
     context.answered_well()
     context.answered_well()
     assert counted == [1]

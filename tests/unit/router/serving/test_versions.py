@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from kvrouter.openai.request import Request, parse
-from kvrouter.prefix.session import session_of
+from kvrouter.prefix.learnt import session_of
 from kvrouter.serving.request.versions import version_of
 
 SESSIONS, TURNS = 2000, 4

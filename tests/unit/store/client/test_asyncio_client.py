@@ -268,6 +268,24 @@ async def test_a_socket_of_another_node_is_not_taken_for_its_own(
     far.stop()
 
 
+async def test_a_node_that_is_slow_over_its_unix_socket_is_asked_there_again(
+    server: StoreServer, tmp_path: Path
+) -> None:
+    path, moved = Path(server.unix_path or ""), tmp_path / "moved.sock"
+    path.rename(moved)
+    with Link(str(moved), listen_path=path) as link:
+        link.stall()
+        async with AsyncStoreClient(f"kv://127.0.0.1:{server.port}", deadline_s=0.2) as client:
+            assert not await client.reached()
+            link.resume()
+            await until(lambda: client.connected)
+            assert (await client.match(MANIFEST, chain_of(1))).blocks == 0
+            link.stall()
+            with pytest.raises(StoreUnavailable):
+                await client.match(MANIFEST, chain_of(1))
+    moved.rename(path)
+
+
 def test_a_tier_goes_on_only_where_it_has_all_before() -> None:
     memory, disk = Place(10, 0, 0), Place(16, 0, 1)
     found = Match(16, (memory, disk)).then(Match(5, (Place(5, 0, 0), Place(3, 0, 1))))

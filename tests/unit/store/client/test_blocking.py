@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from tests.fakes.link import Link
 from tests.fakes.patience import eventually
 from tests.fakes.store import Memory, chain_of, content_of, manifest_of, overwrite_stored, put_chain
 
-from kvrouter_store._core import BlockStatus, StoreServer, gather
+from kvrouter_store._core import BlockStatus, Segments, StoreServer, gather
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connection.address import parse_url
@@ -83,6 +83,43 @@ def test_what_is_reserved_is_invisible_until_committed(client: StoreClient) -> N
         reservation.commit(crcs)
 
 
+@pytest.mark.parametrize("came", [0, 1, 3])
+def test_slots_are_received_in_place_and_those_that_did_not_come_are_given_back(
+    connect: Connect, server: StoreServer, came: int
+) -> None:
+    client, other = connect(), connect("tcp")
+    there, hashes = chain_of(3, "there"), chain_of(3)
+    put_chain(other, MANIFEST, there[: came * 32])
+
+    def read(wanted: bytes, memory: Segments, places: Sequence[int]) -> list[BlockStatus]:
+        assert wanted == hashes
+        return other.get_into(MANIFEST, 0, there, range(3), memory, places)
+
+    with client.reserve(MANIFEST, 0, hashes, range(3)) as reservation:
+        crcs = reservation.receive(BLOCK, read)
+        assert reservation.commit(crcs) == [BlockStatus.OK] * came
+    assert server.stats()["reserved_blocks"] == 0
+    got, expected = Memory(3, BLOCK), Memory(3, BLOCK).holds(there)
+    statuses = client.get_into(MANIFEST, 0, hashes, range(3), got.segments, range(3))
+    assert statuses == [BlockStatus.OK] * came + [BlockStatus.MISSING] * (3 - came)
+    assert [got[k] for k in range(came)] == [expected[k] for k in range(came)]
+
+
+def test_a_client_that_closes_while_slots_are_received_leaves_them_mapped_until_then(
+    client: StoreClient,
+) -> None:
+    reservation = client.reserve(MANIFEST, 0, chain_of(2), range(2))
+
+    def read(_: bytes, memory: Segments, places: Sequence[int]) -> list[BlockStatus]:
+        client.close()
+        return [BlockStatus.OK] * len(places)
+
+    crcs = reservation.receive(BLOCK, read)  # reads what was received
+    assert len(crcs) == 2
+    with pytest.raises((LeaseLost, StoreUnavailable)):
+        reservation.commit(crcs)
+
+
 def test_a_reservation_that_is_left_is_aborted(client: StoreClient, server: StoreServer) -> None:
     with client.reserve(MANIFEST, 0, chain_of(2), range(2)):
         assert server.stats()["reserved_blocks"] == 2
@@ -144,7 +181,6 @@ def test_a_reader_cannot_write_the_pool(server: StoreServer) -> None:
     address = parse_url(f"kv+unix://{server.unix_path}")
     reader = Channel(address, Credentials("reader"), Deadline(5), Access.READ)
     assert reader.pool is not None
-    assert not reader.pool.writable
     with pytest.raises(ValueError, match="read-only"):
         gather(reader.pool, Memory(1, BLOCK).segments, [0], [0], True)
     with pytest.raises(TypeError, match="read-only"):

@@ -1,6 +1,7 @@
 """A client that cannot reach its node: pauses that grow until a whole connection was made."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from kvrouter_store.client.dialer import Dialer, TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.channel import Access, Channel, Credentials
 from kvrouter_store.connection.deadline import Deadline
-from kvrouter_store.errors import StoreUnavailable
+from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
 from kvrouter_store.rdma.initiator import Initiator
 
 PAUSE = re.compile(r"next try in ([0-9.]+) s")
@@ -35,8 +36,14 @@ class Caller:
         if not self.prepared:
             raise StoreUnavailable("it went while manifests were registered")
 
-    def open(self) -> None:
-        self._dialer.open(Access.NONE, Deadline(5)).discard()
+    def open(self, deadline_s: float = 5) -> None:
+        self._dialer.open(Access.NONE, Deadline(deadline_s)).discard()
+
+    def transport(self) -> str:
+        """By which bytes travel from now on."""
+        self.open()
+        assert self._dialer.chosen
+        return self._dialer.chosen.kind
 
     def refused(self) -> str:
         with pytest.raises(StoreUnavailable) as refusal:
@@ -82,3 +89,18 @@ def test_a_lost_unix_socket_is_replaced_by_tcp_without_a_pause(
     Path(server.unix_path or "").rename(tmp_path / "moved.sock")
     caller.open()
     (tmp_path / "moved.sock").rename(server.unix_path or "")
+
+
+def test_a_node_that_does_not_answer_in_time_over_its_unix_socket_is_asked_there_again(
+    server: StoreServer, tmp_path: Path
+) -> None:
+    caller, path = Caller(f"kv://127.0.0.1:{server.port}", "auto"), Path(server.unix_path or "")
+    path.rename(tmp_path / "moved.sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        with pytest.raises(DeadlineExceeded):
+            caller.open(deadline_s=0.2)
+    (tmp_path / "moved.sock").rename(path)
+    caller.now += 1.0
+    assert caller.transport() == "shm"

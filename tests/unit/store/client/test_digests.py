@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.frames import LINE_BYTES, put_frame
 from tests.fakes.patience import eventually
 from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of, put_chain
@@ -15,7 +16,6 @@ from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 100_000
 MANIFEST = manifest_of(BLOCK)
-LINE_BYTES = 64
 VOUCH, NO_DIGESTS = 4, 8
 """What clients of earlier versions said in their HELLO."""
 OK, STORED, CORRUPT = BlockStatus.OK, BlockStatus.STORED, BlockStatus.CORRUPT
@@ -26,8 +26,8 @@ Connect = Callable[..., StoreClient]
 def put_raw(server: StoreServer, hashes: bytes, flags: int, wrong: int | None = None) -> bytes:
     """Put a chain; the digest of block `wrong` is another than its bytes have. The statuses."""
     with RawLink(server.port, flags=flags) as link:
-        frame = _core.encode_put(
-            link.next_id(), link.register(MANIFEST), 0, None, hashes, MANIFEST.parts[0].block_bytes
+        frame = put_frame(
+            link.next_id(), link.register(MANIFEST), 0, hashes, MANIFEST.parts[0].block_bytes
         )
         for k in range(len(hashes) // HASH_BYTES):
             data = content_of(hashes[k * HASH_BYTES :][:HASH_BYTES], BLOCK)

@@ -5,6 +5,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.frames import LINE_BYTES, put_frame
 from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, chain_of, content_of, manifest_of
 
@@ -14,12 +15,11 @@ from kvrouter_store._core import BlockStatus, StatusesReply, StoreServer
 BLOCK = 640 << 10
 BLOCKS = 3
 MANIFEST = manifest_of(BLOCK)
-LINE_BYTES = 64
 
 
 def put_of(link: RawLink, manifest_id: int, hashes: bytes) -> bytes:
     """A whole PUT: its frame, and each block with its digest."""
-    frame = _core.encode_put(link.next_id(), manifest_id, 0, None, hashes, BLOCK)
+    frame = put_frame(link.next_id(), manifest_id, 0, hashes, BLOCK)
     names = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
     contents = [content_of(name, BLOCK) for name in names]
     lines = [_core.crc32c(data).to_bytes(LINE_BYTES, "little") for data in contents]

@@ -171,8 +171,3 @@ def test_low64_is_the_id_of_kv_events() -> None:
     assert list(_core.low64(hashes)) == ids
     with pytest.raises(ValueError, match="multiple of 32"):
         _core.low64(hashes[:-1])
-
-
-@given(st.binary(max_size=300))
-def test_sha256_equals_the_standard_librarys(data: bytes) -> None:
-    assert _core.sha256(data) == hashlib.sha256(data).digest()

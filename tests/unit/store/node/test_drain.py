@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.frames import put_frame
 from tests.fakes.patience import eventually
 from tests.fakes.store import Memory, StoreProcess, chain_of, content_of, manifest_of
 from tests.fakes.store import put_chain as put
@@ -106,7 +107,7 @@ def test_a_put_that_has_half_come_is_received_and_answered(start: Leaving) -> No
     with socket.create_connection(("127.0.0.1", node.port), timeout=20) as link:
         link.sendall(_core.encode_hello(1, name="slow"))
         answer(link)
-        link.sendall(_core.encode_put(2, manifest_id, 0, None, one, BLOCK) + payload[:1000])
+        link.sendall(put_frame(2, manifest_id, 0, one, BLOCK) + payload[:1000])
         assert eventually(lambda: reserved(node) == 1)
         leave(node)
         link.sendall(payload[1000:])

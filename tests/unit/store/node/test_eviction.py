@@ -46,9 +46,27 @@ def test_a_policy_that_there_is_not_is_refused() -> None:
         StoreServer(pool_bytes=1 << 20, eviction="fifo")
 
 
-def test_a_node_told_to_use_s3fifo_uses_density_and_says_so_once(tmp_path: Path) -> None:
-    node = StoreProcess(tmp_path, "8MiB", "--eviction", "s3fifo").start()
+def told_of_eviction(folder: Path, *flags: str) -> list[str]:
+    """The warnings about it that a node with these flags logs."""
+    node = StoreProcess(folder, "8MiB", *flags).start()
     assert node.stop() == 0
     lines = [json.loads(line) for line in node.log.splitlines()]
-    told = [(line["level"], line["message"]) for line in lines if "eviction" in line["message"]]
-    assert told == [("warning", "--eviction s3fifo is deprecated: this node uses density")]
+    return [
+        f"{line['level']}: {line['message']}" for line in lines if "eviction" in line["message"]
+    ]
+
+
+def test_a_node_told_to_use_s3fifo_uses_density_and_says_so_once(tmp_path: Path) -> None:
+    told = told_of_eviction(tmp_path, "--eviction", "s3fifo")
+    assert told == ["warning: --eviction s3fifo is deprecated: this node uses density"]
+
+
+def test_a_node_that_saves_seconds_over_a_disk_is_advised_against_it_once(tmp_path: Path) -> None:
+    disk = ("--disk", str(tmp_path), "--disk-size", "16MiB")
+    assert told_of_eviction(tmp_path, "--eviction-objective", "tokens", *disk) == []
+    (told,) = told_of_eviction(tmp_path, "--eviction-objective", "seconds", *disk)
+    assert told.startswith("warning: --eviction-objective seconds is for nodes without --disk")
+
+
+def test_a_node_with_memory_alone_saves_seconds_without_a_word(tmp_path: Path) -> None:
+    assert told_of_eviction(tmp_path, "--eviction-objective", "seconds") == []

@@ -28,6 +28,8 @@ def test_log_levels_are_taken_in_any_case(level: str) -> None:
         {"granule": "128KiB"},
         {"port": 70000},
         {"eviction": "fifo"},
+        {"eviction": "density-seconds"},
+        {"eviction": "lru", "eviction_objective": "seconds"},
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:

@@ -3,6 +3,7 @@ import { byId, attr, say } from "./dom.js";
 import { Engines, Names } from "./engines.js";
 import { Events } from "./events.js";
 import { Flow } from "./flow.js";
+import { Ladder } from "./ladder.js";
 import { clock, NONE, plural, span } from "./format.js";
 import { Requests, Store } from "./tables.js";
 import { Tiles } from "./tiles.js";
@@ -17,6 +18,7 @@ const STATES = { ok: "serving", degraded: "degraded", unavailable: "down: nobody
 
 const tiles = new Tiles();
 const flow = new Flow(byId("flow"));
+const ladder = new Ladder();
 const queue = new Queue();
 const engines = new Engines();
 const events = new Events();
@@ -62,9 +64,10 @@ const show = (snapshot) => {
   showHead(snapshot, names);
   tiles.show(snapshot);
   flow.show(snapshot, names);
+  ladder.show(snapshot.fates);
   queue.show(snapshot);
   engines.show(snapshot, names);
-  store.show(snapshot.stores);
+  store.show(snapshot);
   events.show(snapshot.events, names);
   requests.show(snapshot.requests, names);
 };

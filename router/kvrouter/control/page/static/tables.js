@@ -1,5 +1,5 @@
 // The store's tiers, requests under way.
-import { bytes, count, percent, plural, span } from "./format.js";
+import { bytes, count, NONE, percent, plural, span } from "./format.js";
 import { attr, byId, el, fact, Keyed, say } from "./dom.js";
 
 const SLOTS = 10;
@@ -12,7 +12,7 @@ class Store {
     this.keptFacts = new Keyed(this.facts, fact);
   }
 
-  show(stores) {
+  show({ stores, store_sizes: sizes }) {
     if (!stores.length) {
       say(byId("store-hint"), "none: engines hand KV over by themselves");
       this.kept.show([], () => null);
@@ -33,6 +33,7 @@ class Store {
     const facts = [
       ["leases", count(sum(({ leases }) => leases))],
       ["clients", clients.join(", ") || "none"],
+      ["prompt tokens found, by size", Object.entries(sizes).map(([size, found]) => `${bytes(Number(size))}: ${percent(found)}`).join(", ") || NONE],
     ];
     this.keptFacts.show(stores.every(({ age_s }) => age_s === null) ? [] : facts, ([name]) => name);
   }

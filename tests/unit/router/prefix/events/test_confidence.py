@@ -15,8 +15,7 @@ from tests.unit.router.prefix.events.test_tracker import (
 )
 
 from kvrouter.prefix.events.confidence import IndexState, Reason
-from kvrouter.prefix.events.reorder import HELD_MESSAGES
-from kvrouter.prefix.events.sequencer import REORDER_S
+from kvrouter.prefix.events.sequencer import HELD_MESSAGES, REORDER_S
 from kvrouter.prefix.events.tracker import DEAD_S, SILENT_S, UNSURE_PROMPTS
 
 

@@ -147,8 +147,8 @@ async def test_an_engine_for_which_no_socket_is_left_is_one_without_events(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 5)  # one engine takes three, and a fourth while it is asked
     tracker = CacheTracker(PrefixIndex(1024), lambda _: None, lambda _: None)
-    connector = EventConnector(context, {"": 9}, tracker, Turns())
-    replayer = Replayer(context, {"": 9}, tracker, Turns())
+    connector = EventConnector(lambda: context, {"": 9}, tracker, Turns())
+    replayer = Replayer(lambda: context, {"": 9}, tracker, Turns())
     tracker.replays = replayer
     first, second = (Engine(f"127.0.0.1:{p}", Role.DECODE, identity=Identity(())) for p in (1, 2))
     try:

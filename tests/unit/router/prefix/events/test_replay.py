@@ -169,6 +169,38 @@ async def test_a_router_that_starts_late_learns_what_an_engine_holds(
     assert router.tracker.trusts(router.engine)
 
 
+def tell_ports(router: Router, events: int, replays: int) -> None:
+    """The engine joins, and says itself where it publishes."""
+    told = {0: (events, replays)}
+    router.pool.join(router.engine, Identity(("m",), None, 16, event_ports=told))
+
+
+async def test_an_engine_is_heard_where_it_says_each_time_that_it_joins(start: Start) -> None:
+    router, before, after = start(ports()), Engines(), Engines()
+    try:
+        for engine, number in ((before, 1), (after, 2)):
+            engine.begin()
+            engine.tell(stored(number))
+            tell_ports(router, engine.port, engine.replay_port)
+            await router.until(lambda: router.reason is Reason.COMPLETE)
+            assert [n for n in (1, 2) if router.holds(n)] == [number]
+            router.pool.leave(router.engine, "check")
+            engine.end()
+    finally:
+        before.end()
+        after.end()
+
+
+async def test_an_engine_that_is_not_heard_is_not_known_by_replays_alone(
+    start: Start, engine: Engines
+) -> None:
+    router = start(ports())
+    tell_ports(router, free_port(), engine.replay_port)
+    stream = router.tracker.stream(router.engine, 0)
+    assert stream is not None
+    assert not stream.check()
+
+
 async def test_two_routers_hear_the_same_publisher(start: Start, engine: Engines) -> None:
     routers = [start(engine.ports()), start(engine.ports())]
     for router in routers:

@@ -30,6 +30,7 @@ from kvrouter.prefix.events.messages import (
 from kvrouter.prefix.events.sequencer import REORDER_S
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.index import PrefixIndex, block_ids
+from kvrouter.prefix.lower import NOTHING, Loadable, LowerTiers
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 BLOCK = 16
@@ -94,11 +95,14 @@ class Wire:
     def matched(self, hashes: bytes = HASHES) -> int:
         return self.index.match(hashes).get(self.engine, 0)
 
+    def loadable(self, hashes: bytes = HASHES) -> Loadable:
+        return self.tracker.held(hashes).lower.get(self.engine, NOTHING)
+
 
 def make_wire(max_names: int = 1000, blocks: int = 10_000) -> Wire:
     clock, index = Clock(), PrefixIndex(blocks)
-    pool = EnginePool(clock)
-    tracker = CacheTracker(index, pool.find, pool.domain_of, max_names, clock)
+    pool, lower = EnginePool(clock), LowerTiers(blocks)
+    tracker = CacheTracker(index, pool.find, pool.domain_of, max_names, clock, lower=lower)
     pool.on_leave(index.clear)
     pool.on_join(tracker.engine_joined)
     pool.on_leave(tracker.engine_left)
@@ -225,16 +229,13 @@ def test_names_kept_of_a_foreign_engine_are_bounded() -> None:
     assert wire.tracker.counts["unmapped_blocks"] == 1
 
 
-def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) -> None:
+def test_only_the_first_full_attention_group_counts(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
-    wire.send(stored([5], [0] * BLOCK, medium="CPU"))
-    wire.send(removed(IDS, medium="CPU"))
     wire.send(stored([6], [0] * BLOCK, group_idx=1, kv_cache_spec_kind="sliding_window"))
     wire.send(removed(IDS, group=1))
     assert wire.matched() == 4
-    assert wire.tracker.counts["other_medium"] == 2
     assert wire.tracker.counts["other_group"] == 2
-    assert wire.index.match(chain_of(5)) == wire.index.match(chain_of(6)) == {}
+    assert wire.index.match(chain_of(6)) == {}
 
 
 @pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])

@@ -214,7 +214,9 @@ async def test_tokens_of_a_landing_are_sent_once_and_then_few_keys(asked: Callab
 
 async def test_a_landing_that_does_not_come_is_asked_for_by_few_keys_at_its_end(
     asked: Callable,  # type: ignore[type-arg]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(polling, "ANSWER_S", 60.0)  # the coordinator answers on the same loop
     store, blocks = FakeCoordinator(f"?chunk_size={BLOCK_TOKENS}", BLOCK_TOKENS), 3 * BATCH_KEYS
     view, ids = await asked(store), array("I", range(blocks * BLOCK_TOKENS))
     origin = Origin(ids.tobytes(), BLOCK_TOKENS, None, None)

@@ -252,9 +252,9 @@ def make_node(
 def test_blocks_of_more_manifests_than_fit_make_their_node_one_that_is_asked() -> None:
     _, tracker, node, send = make_node()
     for number in range(MAX_ENGINES):
-        send(told(bytes([number]) * 32, NAMES[0]))
+        send(told(number.to_bytes(2) * 16, NAMES[0]))
     assert tracker.confidence(node) is Reason.COMPLETE
-    send(told(bytes([255]) * 32, NAMES[0]))
+    send(told(b"\xff" * 32, NAMES[0]))
     assert tracker.confidence(node) is Reason.UNNAMED
     send(AllBlocksCleared(), told(A, NAMES[0]))
     assert tracker.confidence(node) is Reason.COMPLETE

@@ -21,7 +21,7 @@ from tests.fakes.store import (
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm.leases import Leases
+from kvrouter_store.connectors.vllm.leases import Fetch, Leases
 from kvrouter_store.connectors.vllm.room import LEAST_WAIT_S
 
 BLOCK = 64 << 10  # 256 of them fill the node
@@ -57,8 +57,14 @@ def link(connect: Connect) -> Iterator[StoreLink]:
     link.close()
 
 
-def leases_over(link: StoreLink, clock: Callable[[], float] = lambda: 0.0) -> Leases:
-    made = Leases({0: link}, threading.Event(), clock)
+def fetch_nothing(node: str, group: int, keys: list[bytes]) -> None:
+    raise AssertionError(f"nothing is at {node}")
+
+
+def leases_over(
+    link: StoreLink, clock: Callable[[], float] = lambda: 0.0, fetch: Fetch = fetch_nothing
+) -> Leases:
+    made = Leases({0: link}, threading.Event(), fetch, clock)
     made.epoch = link.client.channels()[0].hello.epoch
     return made
 
@@ -172,11 +178,33 @@ def test_a_block_that_landed_is_asked_for_again_once(client: StoreClient, leases
     answered(leases, keys, request)
     assert leases.misses(keys[0], request)
     put_chain(client, MANIFEST, hashes[:32])
-    assert leases.landed(keys[0], request)
+    assert leases.landed(keys[0], request, "")
     leases.flush()
     answered(leases, keys, request)
     assert list(leases.places(request)) == keys[:1]
-    assert not leases.landed(keys[0], request)
+    assert not leases.landed(keys[0], request, "")
+
+
+def test_what_landed_at_another_node_is_copied_before_it_is_leased(
+    client: StoreClient, link: StoreLink
+) -> None:
+    hashes, request = chain_of(4), Request("r")
+    keys, fetched = keys_of(hashes), list[tuple[str, int, list[bytes]]]()
+
+    def fetch(node: str, group: int, wanted: list[bytes]) -> None:
+        fetched.append((node, group, wanted))
+        put_chain(client, MANIFEST, hashes[:96])
+
+    put_chain(client, MANIFEST, hashes[:32])
+    leases = leases_over(link, fetch=fetch)
+    answered(leases, keys, request)
+    for key in keys[1:3]:
+        assert leases.misses(key, request)
+        assert leases.landed(key, request, "kv://far:7400")
+    answered(leases, keys, request)
+    assert fetched == [("kv://far:7400", 0, keys[1:3])]
+    assert list(leases.places(request)) == keys[:3]
+    leases.close()
 
 
 def test_requests_together_hold_half_of_the_store_and_the_next_waits_its_turn(

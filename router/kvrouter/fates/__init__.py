@@ -1,0 +1,1 @@
+"""What became of each prompt token: reused from where, or computed for which reason."""

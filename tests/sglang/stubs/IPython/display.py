@@ -1,0 +1,3 @@
+"""Names that nothing here calls."""
+
+HTML = display = None
