@@ -122,7 +122,8 @@ class PrefillQueueWait:
             if handle is not None:
                 handle.cancel()
         self._timer = self._soon = None
-        ring_s, trial_s = self.queue.plan(), self.pool.next_trial_s
+        trial_s = self.pool.next_trial_s  # before the plan: one that begins meanwhile is not missed
+        ring_s = self.queue.plan()
         due_s = min((at_s for at_s in (ring_s, trial_s) if at_s is not None), default=None)
         if due_s is not None and self.queue.waiting:
             wait_s = due_s - self.queue.clock()
