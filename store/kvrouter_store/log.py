@@ -127,20 +127,19 @@ class LogWriter:
                 if not self._waiting:
                     return
                 lines = self._waiting.popleft()
-            written = self._put(lines)
+            left = self._put(lines)
             with self._changed:
                 self._held_bytes -= len(lines)
-                if not written:
-                    self.dropped += lines.count(b"\n")
+                self.dropped += bytes(left).count(b"\n")
                 self._changed.notify_all()
 
-    def _put(self, lines: bytes) -> bool:
-        """Write all of `lines`; False where no more of them are taken."""
+    def _put(self, lines: bytes) -> memoryview:
+        """Write `lines`; what is left of them where no more are taken."""
         left = memoryview(lines)
         with contextlib.suppress(OSError):
             while left:
                 left = left[self._out(left) :]
-        return not left
+        return left
 
 
 class _WriterHandler(logging.Handler):

@@ -31,7 +31,9 @@ class RecordFile(LogWriter):
         return fd
 
     def _append(self, lines: memoryview) -> int:
-        """Write all lines, or none of them."""
+        """Write all lines, or as many as an empty file takes; or none of them."""
+        if len(lines) > self._most_bytes:
+            lines = lines[: bytes(lines[: self._most_bytes]).rfind(b"\n") + 1] or lines
         try:
             if self._bytes + len(lines) > self._most_bytes:
                 before, self._fd = self._fd, self._begin()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvrouter.telemetry.record_file import RecordFile
 
-BATCHES = st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=5), max_size=30)
+BATCHES = st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=40), max_size=30)
 
 
 def written(path: Path, batches: list[bytes], max_bytes: int) -> RecordFile:
