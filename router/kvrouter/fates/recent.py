@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
 
 from kvrouter.fates.fate import REUSED, Fate
+from kvrouter.fates.split import Evidence  # noqa: TC001 (the decoder reads it)
 from kvrouter.prefix.learnt import session_of
+from kvrouter.telemetry.request_log import RequestLine, encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from kvrouter.fates.split import Evidence, Fates
+    from kvrouter.fates.split import Fates
     from kvrouter.openai.request import Request
-    from kvrouter.telemetry.request_log import RequestLine
 
 KEPT: Final = 4096
 WINDOW_S: Final = 300.0
 LEAST_SHARE: Final = 0.02  # of all prompt tokens; a headline names no smaller loss
 
 
-class Account(NamedTuple):
+class Account(Struct, array_like=True, gc=False):
     """What is kept of one request, with what is known of each of its prompts."""
 
     line: RequestLine
     session: str
-    known: Sequence[Evidence]
+    known: list[Evidence]
+
+
+_ENCODE: Final = Encoder().encode
+_DECODE: Final = Decoder(Account).decode
 
 
 @dataclass(eq=False, slots=True)
@@ -34,37 +42,45 @@ class Recent:
     """The last `KEPT` requests that have fates. `session_header` is as in `session_of`."""
 
     session_header: str | None
-    _kept: deque[Account] = field(default_factory=lambda: deque(maxlen=KEPT), init=False)
+    _kept: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT), init=False)
+    """Encoded: as objects they would scatter what is new over memory that no cache holds."""
 
     def add(
         self,
         line: RequestLine,
         request: Request,
         headers: Mapping[str, str],
-        known: Sequence[Evidence],
+        known: list[Evidence],
     ) -> None:
         """A request has ended; `line` has its fates."""
         session = session_of(request, headers, self.session_header, named=True) or b""
-        self._kept.append(Account(line, session.decode("utf-8", "replace"), known))
+        account = Account(line, session.decode("utf-8", "replace"), known)
+        try:
+            self._kept.append(_ENCODE(account))
+        except UnicodeEncodeError:  # a lone surrogate
+            account.line = encodable(line)
+            self._kept.append(_ENCODE(account))
 
     def ladder(self, now_s: float, model: str = "", key: str = "", session: str = "") -> str:
         """Those of the last WINDOW_S seconds, "" is any; `now_s` is since 1970."""
         found, requests, span_s = Counter[str](), 0, 0.0
-        for line, named, _ in reversed(self._kept):
+        for account in map(_DECODE, reversed(self._kept)):
+            line = account.line
             ago_s = now_s - (line.time or now_s)
             if ago_s > WINDOW_S:
                 break
             right = not model or model in (line.model, line.version)
-            if right and key in ("", line.key) and session in ("", named):
+            if right and key in ("", line.key) and session in ("", account.session):
                 found.update(line.fates or {})
                 span_s, requests = max(span_s, ago_s), requests + 1
         return "\n".join(_lines(found, f"{requests:,} requests of the last {span_s:.0f} s"))
 
     def story(self, request_id: str) -> str | None:
         """The last request with that id; None: it is not known any more."""
-        for line, _, known in reversed(self._kept):
+        for account in map(_DECODE, reversed(self._kept)):
+            line = account.line
             if line.request_id == request_id:
-                steps = [step for each in known for step in _steps(line, each)]
+                steps = [step for each in account.known for step in _steps(line, each)]
                 return "\n".join(_lines(line.fates or {}, *steps))
         return None
 

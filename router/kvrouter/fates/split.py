@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from kvrouter.fates.fate import Fate
 
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     Fates = dict[Fate, int]  # tokens by fate; those without tokens are absent
 
 
-@dataclass(slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, kw_only=True, omit_defaults=True, gc=False):
     """What is known of one prompt when its request has ended. All lengths are leading tokens.
 
     The engine is the one that computed the prompt: of the prefill leg, else of the decode leg.

@@ -111,10 +111,10 @@ def _json(lines: Sequence[RequestLine]) -> bytes:
     try:
         return _ENCODE(lines)
     except UnicodeEncodeError:  # a lone surrogate
-        return _ENCODE([_encodable(line) for line in lines])
+        return _ENCODE([encodable(line) for line in lines])
 
 
-def _encodable(line: RequestLine) -> RequestLine:
+def encodable(line: RequestLine) -> RequestLine:
     """`line` with `?` in place of characters that UTF-8 cannot encode."""
     texts = {
         name: value.encode("utf-8", "replace").decode()
