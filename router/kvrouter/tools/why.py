@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote, urlencode
 
-from pydantic import Field
+import orjson
+from pydantic import ByteSize, Field
 
 from kvrouter.tools.status import StatusSettings, ask, printable
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ADDRESS: Final = "start the router with --control-port, and give the URL of that with --url"
+_NO_SIZES: Final = "No prompt has been counted yet: the router needs --store, and requests."
 _UNKNOWN: Final = "give the x-request-id of an answer to one of its last requests"
 
 
@@ -39,10 +41,20 @@ class WhySettings(StatusSettings):
         description="Only requests of this session, as its header names it.",
         json_schema_extra={"metavar": "ID"},
     )
+    store_size: ByteSize | None = Field(
+        default=None,
+        description="Tell which share of the last day's prompt tokens a store of this size finds.",
+    )
 
 
 def run(settings: WhySettings) -> None:
     """Print what the router says. UsageError: it does not answer, or refuses."""
+    if (size := settings.store_size) is not None:
+        path = f"/store-size?bytes={int(size)}"
+        found = orjson.loads(asyncio.run(ask(settings, path, _ADDRESS)))["found"]
+        told = f"A store of {size.human_readable()} finds {found or 0:.1%} of the tokens."
+        print(_NO_SIZES if found is None else told)
+        return
     named = {name: getattr(settings, name) for name in ("model", "key", "session")}
     query = urlencode({name: value for name, value in named.items() if value})
     path, remedy = f"/why?{query}", _ADDRESS

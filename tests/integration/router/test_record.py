@@ -13,6 +13,7 @@ from tests.fakes.engine import BLOCK_TOKENS, engines
 from tests.fakes.patience import until
 from tests.integration.router.conftest import Open, chat, metric, text
 from tests.integration.router.test_request_path import with_a_manifest
+from tests.integration.why.planted import kvrouter
 from tests.page.cluster import BLOCK, MODEL, ask, cluster
 
 COMMAND = str(Path(sys.executable).with_name("kvrouter"))
@@ -136,21 +137,22 @@ async def test_the_control_port_tells_what_a_store_of_any_size_would_find(tmp_pa
 
         assert (await told("/status.json"))["store_sizes"] == {}
         assert (await told("/store-size?bytes=1"))["found"] is None
+        command = "why", "--store-size", "1TiB", "--url", here.page
+        assert "No prompt has been counted yet" in (await kvrouter(*command))[1]
         for _ in range(2):
             prompts = ([own * 1000 + n for n in range(1, BLOCKS * BLOCK)] for own in range(20))
             bodies = ({"model": MODEL, "prompt": each, "max_tokens": 2} for each in prompts)
             asking = (ask(http, here.router.http, body) for body in bodies)
             assert await asyncio.gather(*asking) == [200] * 20
 
-        async def seen() -> Any:
-            return (await told("/status.json"))["store_sizes"]
-
-        sizes = await until(seen)
+        async with http.get(f"{here.page}/metrics") as answer:  # counts all that has ended
+            assert "kvrouter:store_size_found_ratio{store_bytes=" in await answer.text()
+        sizes = (await told("/status.json"))["store_sizes"]
         assert max(map(int, sizes)) < 4 * 20 * BLOCKS * BLOCK * 512  # bytes of KV per token
         assert 0.2 < max(sizes.values()) < 0.8  # of some twenty sampled blocks
         found = await told(f"/store-size?bytes={1 << 40}")
         assert found["store_bytes"] == 1 << 40
         assert found["found"] == max(sizes.values())
+        share = f"{found['found']:.1%}"
+        assert (await kvrouter(*command))[1] == f"A store of 1.0TiB finds {share} of the tokens.\n"
         assert "bytes" in (await told("/store-size?bytes=much"))["error"]["message"]
-        async with http.get(f"{here.page}/metrics") as answer:
-            assert "kvrouter:store_size_found_ratio{store_bytes=" in await answer.text()
