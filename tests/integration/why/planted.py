@@ -57,10 +57,6 @@ class Cluster:
         assert code == 0, err
         return out
 
-    async def first_line(self) -> str:
-        """The first line of it."""
-        return (await self.why()).splitlines()[0]
-
 
 @contextlib.asynccontextmanager
 async def cluster(
