@@ -19,7 +19,7 @@ from kvrouter.fates.fate import Fate
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 KV_BYTES, STORE = "16M", "56MiB"  # 8,192 tokens of an engine; 28,672 of the store
-PROMPTS, ROUNDS, AT_ONCE = 40, 4, 3
+PROMPTS, ROUNDS = 40, 4
 TOKENS = (300, 1600)
 MOST_WRONG, MOST_UNKNOWN = 0.005, 0.01  # of all prompt tokens
 
@@ -64,7 +64,10 @@ def cluster(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterat
 
 
 def test_fates_are_what_vllm_counts_by_source(cluster: Cluster) -> None:
-    """Prompts come again soon, later, or when the store has evicted them."""
+    """Prompts come again soon, later, or when the store has evicted them.
+
+    One at a time: what others evict between plan and step, the router cannot know.
+    """
     draw, before = random.Random(47), cluster.counted()
     prompts = [token_prompt(draw, draw.randint(*TOKENS)) for _ in range(PROMPTS)]
     asked = [prompt for _ in range(ROUNDS) for prompt in draw.sample(prompts, PROMPTS)]
@@ -72,16 +75,17 @@ def test_fates_are_what_vllm_counts_by_source(cluster: Cluster) -> None:
     got = answers(
         cluster.router.address,
         [Question(f"{at}", prompt, max_tokens=2) for at, prompt in enumerate(asked)],
-        AT_ONCE,
+        1,
     )
     fates, counted = cluster.fates(), cluster.counted() - before
     total = sum(map(len, asked))
     print(f"{len(got)} prompts: vLLM {dict(counted)}; the router {dict(fates)}")
     assert sum(fates.values()) == sum(counted.values()) == total
     mine = {
-        "local_cache_hit": fates[Fate.ENGINE] + fates[Fate.LOWER],
-        "external_kv_transfer": fates[Fate.STORE] + fates[Fate.NEIGHBOUR],
+        "local_cache_hit": fates[Fate.ENGINE],
+        "external_kv_transfer": fates[Fate.STORE],
     }
+    assert fates[Fate.LOWER] == 0  # they load from the store's own memory
     for source, tokens in mine.items():
         assert counted[source] > 0.05 * total, source
         assert abs(counted[source] - tokens) <= MOST_WRONG * total, source

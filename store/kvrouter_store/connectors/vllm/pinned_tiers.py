@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
     LookupResult,
+    OffloadingEvent,
     OffloadKey,
     PrepareStoreOutput,
     ReqContext,
@@ -206,6 +207,14 @@ class PinnedTiers(TieringOffloadingManager):  # type: ignore[misc]
         self.room.release(req_context.req_id)
         self.leases.ended(req_context)
         super().on_request_finished(req_context, exclude_tier_idx=exclude_tier_idx)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """As vLLM's; but what passes the host memory is not told while nobody loads it from there.
+
+        A router would expect it there after the store has evicted it.
+        """
+        pool = self.leases.epoch
+        return (each for each in super().take_events() if each.removed or not pool)
 
     def reset_cache(self) -> None:
         """As vLLM's, which drops all chunks, with their pins."""
