@@ -20,6 +20,7 @@ WRITTEN_BY_PROGRAMS = {
     "failures.md",
     "metrics.md",
     "parameters.md",
+    "tested.md",
     "why-causes.md",
 }
 

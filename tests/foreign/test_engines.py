@@ -32,7 +32,12 @@ from tests.vllm.services import Service, start_router, start_store
 LENGTHS = (100, 333, 1000, 2000)
 INSIDE = Path(__file__).parent / "inside"
 HOW = "set KVROUTER_LMCACHE_PYTHON and KVROUTER_MOONCAKE as .ci/stages/foreign.sh does"
-pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.foreign,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("mooncake", "engines that share KV by it", "engines"),
+    pytest.mark.tested("lmcache", "engines that share KV by it", "engines"),
+]
 
 
 class Coordinator:

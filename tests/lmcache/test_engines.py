@@ -20,7 +20,11 @@ from tests.vllm.services import Service, start_store
 
 STORED_S = 30.0
 LENGTHS = (100, 333, 1000, 2000)
-pytestmark = [pytest.mark.lmcache, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.lmcache,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("lmcache", "a node of the store below it", "engines"),
+]
 
 
 @dataclass

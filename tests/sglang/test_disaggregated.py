@@ -30,7 +30,11 @@ from tests.vllm.asking import (
 from tests.vllm.engines import Engine, ask, free_port, running
 from tests.vllm.services import Service, start_router
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("sglang", "KV from engine to engine", "engines"),
+]
 
 HOW = "set KVROUTER_MOONCAKE as .ci/stages/sglang-engines.sh does"
 ASKED = [one for one in questions(seed=5, count=42) if not one.chat]

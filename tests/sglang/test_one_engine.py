@@ -34,7 +34,12 @@ from tests.vllm.asking import (
 from tests.vllm.engines import Engine, ask, free_port, running
 from tests.vllm.services import Service, start_router
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("sglang", "completions and chats", "engines"),
+    pytest.mark.tested("sglang", "KV events", "engines"),
+]
 
 KV_TOKENS = 4000  # fewer than the prompts below have in all: the engine evicts
 PROMPTS = 40

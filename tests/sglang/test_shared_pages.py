@@ -24,7 +24,12 @@ from tests.vllm.services import Service, start_router, start_store
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.sglang.shelf import names_of
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("sglang", "KV by the store", "engines"),
+    pytest.mark.tested("sglang", "KV events of host memory", "engines"),
+]
 
 SIZES = (300, 1000, 2001)
 KV_TOKENS = 4000

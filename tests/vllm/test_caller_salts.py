@@ -20,7 +20,11 @@ from tests.vllm.services import Service, start_router, start_store
 
 from kvrouter.credentials.caller_keys import file_line, new_key
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("vllm", "a cache_salt for each tenant", "engines"),
+]
 DEADLINE_S = 120.0
 
 

@@ -24,7 +24,11 @@ from tests.vllm.engines import BLOCK_TOKENS, Engine, EngineOptions, running, tra
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "decode legs sent before the KV has landed", "engines"),
+]
 
 MODES = ("landing", "chunk", "at-once")
 SIZES = (5, 33, 70, 500, 1000, 3000, 3800)

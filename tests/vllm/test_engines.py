@@ -38,7 +38,13 @@ from tests.vllm.engines import (
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "completions and chats", "engines"),
+    pytest.mark.tested("vllm", "KV by the store", "engines"),
+    pytest.mark.tested("vllm", "KV events", "engines"),
+]
 
 COMPLETED, AT_ONCE, ABORTED = 72, 16, 12
 DEADLINE_S = 10.0  # of the connector: a crowded machine is no store that is away

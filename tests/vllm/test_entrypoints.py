@@ -12,7 +12,11 @@ from tests.vllm.engines import OFFLINE, Engine, EngineOptions, ask, running, tra
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(3000),
+    pytest.mark.tested("vllm", "its own tests of endpoints", "engines"),
+]
 
 HERE = Path(__file__).parent
 # Not there: what needs images, sound, trained weights, other kinds of models, or to start and end

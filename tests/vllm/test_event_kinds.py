@@ -17,7 +17,12 @@ from kvrouter.prefix.events.messages import (
     decode_tokens,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1200),
+    pytest.mark.tested("vllm", "KV events of each kind of cache group", "code"),
+    pytest.mark.tested("next vllm", "KV events of each kind of cache group", "code"),
+]
 __all__ = ["next_vllm"]
 
 PART_KINDS = {

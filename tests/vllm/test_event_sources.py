@@ -18,7 +18,12 @@ from kvrouter.prefix.events.mapping import Naming
 from kvrouter.tools.sim.events import EventPublisher
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1200),
+    pytest.mark.tested("next vllm", "where KV events are published", "code"),
+    pytest.mark.tested("next vllm", "block names of draft layers", "code"),
+]
 __all__ = ["next_vllm"]
 
 STEPS = 400

@@ -16,7 +16,11 @@ from tests.vllm.services import Service, start_router, start_store
 
 from kvrouter.fates.fate import Fate
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("vllm", "fates of prompt tokens", "engines"),
+]
 
 KV_BYTES, STORE = "16M", "56MiB"  # 8,192 tokens of an engine; 28,672 of the store
 PROMPTS, ROUNDS = 40, 4

@@ -36,7 +36,11 @@ from tests.vllm.models import (
 from tests.vllm.services import Service, start_router, start_store
 from tests.vllm.test_engines import overwrite_pool
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "kinds of cache groups", "engines"),
+]
 
 SERIES = "0.32"  # of make_env.sh
 # Neither they nor what is generated after them ends a block. The last leaves over more than half of

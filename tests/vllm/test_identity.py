@@ -35,6 +35,7 @@ def found(vllm_python: Path, site: Path | None) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
+@pytest.mark.tested("vllm", "who may share KV", "code")
 @pytest.mark.timeout(400)
 def test_engines_share_only_where_everything_agrees(found: dict[str, Any]) -> None:
     digests = found["digests"]

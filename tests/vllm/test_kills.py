@@ -18,7 +18,11 @@ from tests.vllm.engines import Engine, EngineOptions, ask, running, transfer_con
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "engines killed amid streams", "engines"),
+]
 
 STREAMS, TOKENS, BEGUN_TOKENS = 6, 200, 60
 FLAGS = ("--resume-streams", "--policy", "round_robin", "--landing-timeout", "30")

@@ -14,7 +14,11 @@ from tests.vllm.nixl import TRANSFER, until_met
 from tests.vllm.services import Service, start_router, start_store
 from tests.vllm.test_nixl import nixl_environment
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "MultiConnector of NIXL and the store", "engines"),
+]
 
 
 @dataclass

@@ -18,7 +18,11 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.vllm_tier.announced import fetch_hint
 from kvrouter_store.identity.chain import hash_tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "KV hints", "engines"),
+]
 
 PATIENCE_S = 60.0
 DEADLINE_S = 10.0  # of the connector: a crowded machine is no store that is away

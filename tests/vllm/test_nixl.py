@@ -22,7 +22,11 @@ from tests.vllm.services import Service, start_router
 
 from kvrouter.engines.families.nixl import PREFILL, Nixl
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "KV from engine to engine", "engines"),
+]
 
 HOW = "set KVROUTER_NIXL_SITE to the folder that tests/vllm/make_nixl.sh prints"
 FREED_S = 15.0  # half of the lease

@@ -16,7 +16,12 @@ from kvrouter.prefix.events.mapping import Naming
 from kvrouter.prefix.events.messages import BlockRemoved, decode_batch
 from kvrouter_store.identity.chain import hash_tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1200),
+    pytest.mark.tested("vllm", "KV events of host memory", "code"),
+    pytest.mark.tested("next vllm", "KV events of host memory", "code"),
+]
 __all__ = ["next_vllm"]
 
 BLOCKS = 4

@@ -18,7 +18,12 @@ from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
 from kvrouter.engines.families.p2p import P2p
 
 MAKE_NEXT = Path(__file__).parent / "make_next.sh"
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("vllm", "p2p tier", "code"),
+    pytest.mark.tested("next vllm", "p2p tier", "code"),
+]
 
 
 @pytest.fixture(params=["tested", "next"])

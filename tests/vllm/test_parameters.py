@@ -37,6 +37,7 @@ def members(vllm_python: Path) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
+@pytest.mark.tested("vllm", "parameters of requests", "code")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_every_member_of_vllms_requests_is_a_row(members: dict[str, Any], kind: Any) -> None:

@@ -12,7 +12,11 @@ from tests.vllm.engines import Engine, EngineOptions, running, transfer_config
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.tested("vllm", "the policy planner", "engines"),
+]
 
 POLICIES = ("prefix", "planner")
 PROMPTS, TOKENS = 24, 3000

@@ -9,6 +9,7 @@ from tests.vllm.run_inside import run_inside
 
 
 @pytest.mark.vllm
+@pytest.mark.tested("vllm", "tensor-parallel ranks", "code")
 @pytest.mark.timeout(400)
 def test_what_is_whole_or_split_by_heads_is_shared_in_the_canonical_layout(
     vllm_python: Path, site: Path | None, store_url: str

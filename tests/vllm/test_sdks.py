@@ -13,7 +13,11 @@ from tests.vllm.models import TINY, model_folder
 from tests.vllm.run_inside import run_inside
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.tested("vllm", "clients of OpenAI and Anthropic", "engines"),
+]
 FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out")
 
 

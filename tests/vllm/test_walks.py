@@ -32,7 +32,14 @@ ROWS = {
 """What the kinds of groups are called in the documentation."""
 SEED = os.environ.get("KVROUTER_WALK_SEED", "1")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(200 + STEPS)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(200 + STEPS),
+    pytest.mark.tested("vllm", "kinds of cache groups", "code"),
+    pytest.mark.tested("vllm", "tensor-parallel ranks", "code"),
+    pytest.mark.tested("next vllm", "kinds of cache groups", "code"),
+    pytest.mark.tested("next vllm", "tensor-parallel ranks", "code"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ NAMES = sorted(FAMILIES)
 PAIRED = [name for name in NAMES if FAMILIES[name].order is not LegOrder.SINGLE]
 PINNING = ["mooncake", "nixl"]
 FETCHED_ONCE = [name for name in NAMES if FAMILIES[name].order.fetches_once]
+pytestmark = pytest.mark.tested("vllm", "MooncakeConnector", "double")
 EITHER = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 EVERY = pytest.mark.parametrize("family", NAMES)
 EVERY_PAIR = pytest.mark.parametrize("family", PAIRED)

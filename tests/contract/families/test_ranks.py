@@ -22,6 +22,10 @@ from tests.fakes.pd_sglang import SglangEngine
 
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
+pytestmark = [
+    pytest.mark.tested("vllm", "data-parallel ranks", "double"),
+    pytest.mark.tested("sglang", "data-parallel ranks", "double"),
+]
 RANKED = EVERY_PAIR
 Prepare = Callable[[list[PdEngine]], None]
 

@@ -90,6 +90,7 @@ def _kind(fate: Fate, most: Fate) -> str:
 def page() -> str:
     """docs/why-causes.md."""
     parts = ["# Causes of a low hit rate, and their ladders\n"]
+    parts.append("<!-- Written by `python -m tests.integration.why.pictures`; do not edit. -->\n")
     parts.append(
         "Each picture is what [`kvrouter why`](why.md) says of simulated engines in which a test\n"
         "planted the cause. Red is the largest avoidable loss.\n"
