@@ -3,8 +3,8 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +30,14 @@ MOST_WRONG, MOST_UNKNOWN = 0.005, 0.01  # of all prompt tokens
 
 @dataclass
 class Cluster:
-    """Two engines that share a store."""
+    """A router before engines that share a store; those of `computing` compute prompts."""
 
     router: Service
-    engines: list[Engine]
+    computing: list[Engine]
 
     def counted(self) -> Counter[str]:
         """Prompt tokens by vLLM's own counters."""
-        return sum((Counter(engine.prompt_tokens()) for engine in self.engines), Counter[str]())
+        return sum((Counter(engine.prompt_tokens()) for engine in self.computing), Counter[str]())
 
     def fates(self) -> Counter[str]:
         """Prompt tokens by the router's counters."""
@@ -46,52 +46,66 @@ class Cluster:
         return Counter({fate: int(float(n)) for fate, n in re.findall(row, page, re.M)})
 
 
-@pytest.fixture(scope="module")
-def cluster(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterator[Cluster]:
-    folder, model = engine_folder, model_folder(TINY, vllm_python)
-    events = f"tcp://127.0.0.1:{free_port()}"
+@contextmanager
+def cluster(
+    python: Path, site: Path | None, folder: Path, roles: Sequence[str]
+) -> Iterator[Cluster]:
+    """An engine of each role, on a core of its own."""
+    model, events = model_folder(TINY, python), f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as cleanup:
         store = start_store(folder, STORE, name="store-fates")
         cleanup.callback(store.stop)
         engines = []
-        for core in "01":
-            transfer = transfer_config(store.url, name=f"fates-{core}", deadline_s=10.0)
+        for core, role in enumerate(roles):
+            name = f"fates-{role}-{core}"
+            transfer = transfer_config(store.url, role, name=name, deadline_s=10.0)
             options = EngineOptions(
-                f"fates-{core}", model, core, transfer, kv_bytes=KV_BYTES, events=events
+                name, model, str(core), transfer, kv_bytes=KV_BYTES, events=events
             )
-            engines.append(Engine.start(vllm_python, options, folder, site))
+            engines.append(Engine.start(python, options, folder, site))
         cleanup.enter_context(running(engines))
-        flags = ["--kv-events-bind", events]
-        router = start_router(folder, [], [engine.url for engine in engines], store.url, flags)
+        legs: dict[str, list[Engine]] = {role: [] for role in ("kv_producer", "kv_consumer")}
+        for engine, role in zip(engines, roles, strict=True):
+            legs[role if role in legs else "kv_consumer"].append(engine)
+        prefill, decode = ([engine.url for engine in each] for each in legs.values())
+        flags = ["--kv-events-bind", events, "--prefill-threshold", "0"]
+        router = start_router(folder, prefill, decode, store.url, flags)
         cleanup.callback(router.stop)
-        yield Cluster(router, engines)
+        yield Cluster(router, legs["kv_producer"] or engines)
 
 
-def test_fates_are_what_vllm_counts_by_source(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("roles", "at_once"),
+    [(("kv_both", "kv_both"), 1), (("kv_producer", "kv_consumer"), 4)],
+    ids=["whole", "prefill and decode"],
+)
+def test_fates_are_what_vllm_counts_by_source(
+    vllm_python: Path,
+    site: Path | None,
+    engine_folder: Path,
+    roles: Sequence[str],
+    at_once: int,
+) -> None:
     """Prompts come again soon, later, or when the store has evicted them.
 
-    One at a time: what others evict between plan and step, the router cannot know.
+    Engines that answer whole prompts do not say what was in their own caches. They are asked one
+    at a time: what others evict between plan and step, the router cannot know.
     """
-    draw, before = random.Random(47), cluster.counted()
+    draw = random.Random(47)
     prompts = [token_prompt(draw, draw.randint(*TOKENS)) for _ in range(PROMPTS)]
     asked = [prompt for _ in range(ROUNDS) for prompt in draw.sample(prompts, PROMPTS)]
     asked = [prompt for each in asked for prompt in [each] * draw.choice((1, 1, 2))]
-    got = answers(
-        cluster.router.address,
-        [Question(f"{at}", prompt, max_tokens=2) for at, prompt in enumerate(asked)],
-        1,
-    )
-    fates, counted = cluster.fates(), cluster.counted() - before
+    questions = [Question(f"{at}", prompt, max_tokens=2) for at, prompt in enumerate(asked)]
     total = sum(map(len, asked))
-    print(f"{len(got)} prompts: vLLM {dict(counted)}; the router {dict(fates)}")
+    with cluster(vllm_python, site, engine_folder, roles) as here:
+        before = here.counted()
+        answers(here.router.address, questions, at_once)
+        fates, counted = here.fates(), here.counted() - before
+    print(f"{len(asked)} prompts: vLLM {dict(counted)}; the router {dict(fates)}")
     assert sum(fates.values()) == sum(counted.values()) == total
-    mine = {
-        "local_cache_hit": fates[Fate.ENGINE],
-        "external_kv_transfer": fates[Fate.STORE],
-    }
     assert fates[Fate.LOWER] == 0  # they load from the store's own memory
-    for source, tokens in mine.items():
+    for source, fate in (("local_cache_hit", Fate.ENGINE), ("external_kv_transfer", Fate.STORE)):
         assert counted[source] > 0.05 * total, source
-        assert abs(counted[source] - tokens) <= MOST_WRONG * total, source
+        assert abs(counted[source] - fates[fate]) <= MOST_WRONG * total, source
     assert fates[Fate.EVICTED_STORE] > 0
     assert fates[Fate.UNKNOWN] <= MOST_UNKNOWN * total

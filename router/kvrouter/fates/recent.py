@@ -129,4 +129,5 @@ def _steps(line: RequestLine, known: Evidence) -> Iterator[str]:
     if known.loaded is not None:
         yield f"load     {line.decode} had {known.loaded:,} tokens without computing them"
     said = "does not say" if known.cached is None else f"says that it reused {known.cached:,}"
-    yield f"report   {engine} {said}"
+    here = "" if known.held is None else f", {known.held:,} of them from its own cache"
+    yield f"report   {engine} {said}{here}"

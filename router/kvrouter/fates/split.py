@@ -25,6 +25,7 @@ class Evidence(Struct, kw_only=True, omit_defaults=True, gc=False):
     block: int = 0  # tokens of a block; 0: unknown
     cached: int | None = None  # not computed, according to the engine; None: it does not say
     loaded: int | None = None  # not computed by decode after a prefill leg; None: no leg, or unsaid
+    held: int | None = None  # of those, in the engine's own cache; None: it does not say
     own: int = 0  # in the engine's cache at the plan, by its events or else probably
     sure: bool = True  # whether that is by its events
     lower: int = 0  # there or in its host memory or storage
@@ -49,14 +50,17 @@ def split(known: Evidence) -> Fates:
     reached = usable if known.loaded is None else min(known.loaded, usable)
     reused = cached if known.loaded is None else min(cached, known.loaded)
     told = max(known.own, known.lower) if known.sure else 0
+    own, rest = known.own, Fate.ENGINE
+    if known.held is not None:
+        own, rest = known.held, Fate.STORE
     fates: Fates = {}
     at = 0
     for end, fate in (
-        (min(known.own, reused), Fate.ENGINE),
+        (min(own, reused), Fate.ENGINE),
         (min(known.lower, reused), Fate.LOWER),
         (min(known.node, reused), Fate.STORE),
         (min(known.store, reused), Fate.NEIGHBOUR),
-        (reused, Fate.ENGINE),  # more than the router knew of
+        (reused, rest),  # more than the router knew of
         (min(told, reached), barred or Fate.NOT_REPORTED),
         (min(known.store, reached), barred or Fate.LOAD_FAILED),
         (min(known.elsewhere, reached), barred or Fate.BUSY_ELSEWHERE),

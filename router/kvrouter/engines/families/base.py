@@ -82,6 +82,7 @@ class Handoff:
     prompt_tokens: int | None = None  # of usage
     cached_tokens: int | None = None  # of usage; 0 for null, None without usage
     reused_tokens: int | None = None  # the same, None where the engine does not say it
+    held_tokens: int | None = None  # of them, in its own cache; the rest came from the store
     missing: bool = False  # the engine was to say where its KV can be fetched, and did not
     fields: bytes | None = None  # header lines for the decode leg, instead of the request's
 

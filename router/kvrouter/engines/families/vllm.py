@@ -178,6 +178,7 @@ class Vllm(Family):
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=(reused or 0) if usage else None,
             reused_tokens=reused,
+            held_tokens=max(0, int(store["held"])) if "held" in store else None,
         )
 
     def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:

@@ -90,7 +90,7 @@ class Witness:
             known.cached = decoded
         else:
             told = handoff.cached_tokens or handoff.reused_tokens
-            known.cached = self._told(engine.address, told)
+            known.cached, known.held = self._told(engine.address, told), handoff.held_tokens
             if handoff.manifest is not None or route.nothing_landed is not None:
                 self._note_loaded(known, unit, plan, decoded)
         if known.seen > (known.store if known.cached is None else known.cached):

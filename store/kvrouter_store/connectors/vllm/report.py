@@ -14,7 +14,8 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
     needs where they end. They are none while the store is away: the router would wait in vain.
     `cause`: why they are none, in the router's words (`NothingLanded`). `fetch`: what became of the
-    blocks that a hint named.
+    blocks that a hint named. `held`: leading tokens of the prompt that were in the engine's own
+    cache; what it reused beyond them came from the store.
 
     status: vLLM's state of the request; None where it never began.
     """
@@ -44,6 +45,8 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     }
     if not blocks:
         about["cause"] = cause
+    if status is not None:
+        about["held"] = int(status.num_locally_computed_tokens)
     if tier.node:
         about["node"] = tier.node
     fetched = tier.arrivals.fetched(status.req_context) if status is not None else None

@@ -304,9 +304,13 @@ def test_an_answer_without_ids_or_connector_has_none(family: Vllm) -> None:
 @pytest.mark.parametrize("cached", [32, 0])
 def test_cached_tokens_are_reported(family: Vllm, cached: int) -> None:
     usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": cached}}
-    handoff = family.read_prefill_answer(json.dumps({"choices": [], "usage": usage}).encode())
+    answer: dict[str, object] = {"choices": [], "usage": usage}
+    handoff = family.read_prefill_answer(json.dumps(answer).encode())
     assert (handoff.prompt_tokens, handoff.cached_tokens) == (40, cached)
-    assert handoff.reused_tokens == cached
+    assert (handoff.reused_tokens, handoff.held_tokens) == (cached, None)
+    answer["kv_transfer_params"] = {"kvstore": {"held": cached // 2}}
+    handoff = family.read_prefill_answer(json.dumps(answer).encode())
+    assert handoff.held_tokens == cached // 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def evidence(draw: st.DrawFn) -> Evidence:
         block=draw(st.sampled_from([0, 1, BLOCK, 64])),
         cached=draw(told),
         loaded=draw(told),
+        held=draw(told),
         own=draw(lengths),
         sure=draw(st.booleans()),
         lower=draw(lengths),
@@ -77,6 +78,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[Fate, int]]] = {
     "the store had more": (
         {"own": 32, "node": 96, "store": 96, "cached": 96, "seen": 96},
         {Fate.ENGINE: 32, Fate.STORE: 64, Fate.FIRST_USE: 64, Fate.TAIL: 4},
+    ),
+    "the engine says that it had less than at the plan, and the store more": (
+        {"own": 96, "held": 32, "node": 64, "store": 64, "cached": 128, "seen": 128},
+        {Fate.ENGINE: 32, Fate.STORE: 96, Fate.FIRST_USE: 32, Fate.TAIL: 4},
     ),
     "another node had more": (
         {"node": 32, "store": 96, "cached": 96, "seen": 96},

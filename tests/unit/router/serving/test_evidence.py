@@ -105,6 +105,7 @@ def test_fates_add_up_whatever_engines_and_store_have_and_say(data: st.DataObjec
     handoff = Handoff(
         manifest=drawn(st.sampled_from([None, "one", "two"])),
         reused_tokens=drawn(counts),
+        held_tokens=drawn(counts),
         block_tokens=drawn(st.sampled_from([0, BLOCK])),
     )
     context = ended(

@@ -42,6 +42,7 @@ def told(
         req=SimpleNamespace(num_prompt_tokens=prompt),
         req_context=None,
         max_offload_tokens=more.get("most"),
+        num_locally_computed_tokens=more.get("held", 0),
     )
     links = {
         each.group_idx: SimpleNamespace(
@@ -61,8 +62,8 @@ def told(
 
 def test_a_model_of_full_attention_says_its_manifest_and_how_far_it_gave() -> None:
     expected = {"manifest": "00", "blocks": 4, "block_tokens": BLOCK, "root": "ab"}
-    expected["waits"] = True
-    assert told(group(0, None)) == expected
+    expected |= {"waits": True, "held": 32}
+    assert told(group(0, None), held=32) == expected
 
 
 def test_what_became_of_a_hint_is_answered() -> None:
