@@ -24,7 +24,7 @@ pytestmark = [
 
 KV_BYTES, STORE = "16M", "56MiB"  # 8,192 tokens of an engine; 28,672 of the store
 PROMPTS, ROUNDS = 40, 4
-TOKENS = (300, 1600)
+TOKENS, NEW_TOKENS = (300, 1600), 40
 MOST_WRONG, MOST_UNKNOWN = 0.005, 0.01  # of all prompt tokens
 
 
@@ -86,20 +86,23 @@ def test_fates_are_what_vllm_counts_by_source(
     roles: Sequence[str],
     at_once: int,
 ) -> None:
-    """Prompts come again soon, later, or when the store has evicted them.
+    """Beginnings come again soon, later, or when the store has evicted them; ends are new.
 
     Engines that answer whole prompts do not say what was in their own caches. They are asked one
     at a time: what others evict between plan and step, the router cannot know.
     """
     draw = random.Random(47)
-    prompts = [token_prompt(draw, draw.randint(*TOKENS)) for _ in range(PROMPTS)]
-    asked = [prompt for _ in range(ROUNDS) for prompt in draw.sample(prompts, PROMPTS)]
-    asked = [prompt for each in asked for prompt in [each] * draw.choice((1, 1, 2))]
+    begun = [token_prompt(draw, draw.randint(*TOKENS)) for _ in range(PROMPTS)]
+    order = [prompt for _ in range(ROUNDS) for prompt in draw.sample(begun, PROMPTS)]
+    order = [prompt for each in order for prompt in [each] * draw.choice((1, 1, 2))]
+    asked = [[*prompt, *token_prompt(draw, NEW_TOKENS)] for prompt in order]
     questions = [Question(f"{at}", prompt, max_tokens=2) for at, prompt in enumerate(asked)]
     total = sum(map(len, asked))
     with cluster(vllm_python, site, engine_folder, roles) as here:
         before = here.counted()
-        answers(here.router.address, questions, at_once)
+        for first in range(0, len(questions), at_once):
+            answers(here.router.address, questions[first : first + at_once], at_once)
+            here.fates()  # meanwhile its events arrive
         fates, counted = here.fates(), here.counted() - before
     print(f"{len(asked)} prompts: vLLM {dict(counted)}; the router {dict(fates)}")
     assert sum(fates.values()) == sum(counted.values()) == total
