@@ -48,7 +48,9 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
     engine counts what it loaded from the store as cached (vllm-router issue 193).
     """
     if cached_tokens is not None and b'"cached_tokens"' in body:
-        body = _CACHED.sub(rb"\g<1>%d" % cached_tokens, body, count=1)
+        found = _CACHED.search(body)  # `sub` takes five times as long
+        if found is not None:
+            body = b"%b%d%b" % (body[: found.end(1)], cached_tokens, body[found.end() :])
     names = _NAMES if _may_transfer(body) else ()
     at = min((at for name in names if (at := body.find(name)) >= 0), default=-1)
     if at < 0:
