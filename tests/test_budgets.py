@@ -93,10 +93,10 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("router, lines", lambda: lines(python("router", TOOLS)), 28_500, 32_510),
+    Budget("router, lines", lambda: lines(python("router", TOOLS)), 28_500, 32_530),
     Budget("router's tools, lines", lambda: lines(python(TOOLS)), 5_500, 6_460),
     Budget("store, lines", lambda: lines(python("store")), 14_500, 17_400),
-    Budget("examples, lines", lambda: lines(python("examples")), 700, 920),
+    Budget("examples, lines", lambda: lines(python("examples")), 700, 900),
     Budget("benchmarks, lines", lambda: lines(python("benchmarks")), 7_000, 7_550),
     Budget("csrc, lines", lambda: lines(product_cpp()), 18_000, 19_610),
     Budget("request path, lines", lambda: lines(request_path()), 3_900, 4_240),

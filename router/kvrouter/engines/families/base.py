@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
 
@@ -58,6 +58,16 @@ class NothingLanded(StrEnum):
 
 class BadAnswer(Exception):
     """An engine's answer breaks its family's protocol; `Failure.ANSWER`."""
+
+
+MOST_TOKENS: Final = 1 << 40  # more is an error of the engine
+
+
+def told_tokens(value: object) -> int | None:
+    """A number of tokens that an engine tells, None for null. ValueError: it can be none."""
+    if value is None or (isinstance(value, int) and 0 <= value <= MOST_TOKENS):
+        return value
+    raise ValueError(f"{value!r:.60} is no number of tokens")
 
 
 @dataclass(slots=True)

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import orjson
 
 from kvrouter.engines.engine import Bootstrap, Engine, Role
-from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, Rendezvous
+from kvrouter.engines.families.base import (
+    BadAnswer,
+    Family,
+    Handoff,
+    LegOrder,
+    Rendezvous,
+    told_tokens,
+)
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
 from kvrouter.engines.families.parameter_table import (
     Parameter,
@@ -136,8 +143,8 @@ class Sglang(Family):
             usage = orjson.loads(bounded(body))["usage"] or {}
             details = usage.get("prompt_tokens_details")
             return Handoff(
-                prompt_tokens=usage.get("prompt_tokens"),
-                cached_tokens=int(details.get("cached_tokens") or 0) if details else None,
+                prompt_tokens=told_tokens(usage.get("prompt_tokens")),
+                cached_tokens=told_tokens(details.get("cached_tokens")) or 0 if details else None,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadAnswer(f"prefill answer: {error!r}") from None

@@ -15,7 +15,14 @@ import orjson
 
 from kvrouter._native import find_token_ids
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, NothingLanded
+from kvrouter.engines.families.base import (
+    BadAnswer,
+    Family,
+    Handoff,
+    LegOrder,
+    NothingLanded,
+    told_tokens,
+)
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
@@ -161,7 +168,7 @@ class Vllm(Family):
         store = params.get("kvstore") or {}
         usage = answer.get("usage") or {}
         details = usage.get("prompt_tokens_details")
-        reused = None if details is None else int(details.get("cached_tokens") or 0)
+        reused = None if details is None else told_tokens(details.get("cached_tokens")) or 0
         root = bytes.fromhex(store["root"]) if store.get("root") else None
         if root is not None and len(root) != HASH_BYTES:
             raise BadAnswer(f"a root of {len(root)} bytes")
@@ -175,10 +182,10 @@ class Vllm(Family):
             refusal=str(store["refusal"])[:500] if store.get("refusal") else None,
             waits=store.get("waits") is True,
             node=_node(store.get("node")),
-            prompt_tokens=usage.get("prompt_tokens"),
+            prompt_tokens=told_tokens(usage.get("prompt_tokens")),
             cached_tokens=(reused or 0) if usage else None,
             reused_tokens=reused,
-            held_tokens=max(0, int(store["held"])) if "held" in store else None,
+            held_tokens=told_tokens(store.get("held")),
         )
 
     def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:

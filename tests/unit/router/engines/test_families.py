@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import CacheGroup
-from kvrouter.engines.families.base import BadAnswer, Handoff, KvSource, PendingKv
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff, KvSource, PendingKv
 from kvrouter.engines.families.nixl import PREFILL, Nixl
-from kvrouter.engines.families.sglang import Rooms
+from kvrouter.engines.families.sglang import Rooms, Sglang
 from kvrouter.engines.families.splice import splice
 from kvrouter.engines.families.vllm import Vllm
 from kvrouter.serving.request.context import leg_fields, with_own_id, without_rank
@@ -334,6 +334,17 @@ def test_cached_tokens_are_reported(family: Vllm, cached: int) -> None:
 def test_what_is_no_completion_is_a_bad_answer(family: Vllm, body: bytes) -> None:
     with pytest.raises(BadAnswer):
         family.read_prefill_answer(body)
+
+
+@pytest.mark.parametrize("family", [Vllm(), Sglang()], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("told", ["40", -1, 1 << 63, 1e30, [1], {}])
+@pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens"])
+def test_what_is_no_number_of_tokens_is_a_bad_answer(family: Family, told: Any, name: str) -> None:
+    usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
+    (usage if name in usage else usage["prompt_tokens_details"])[name] = told  # type: ignore[index]
+    answer = {"choices": [], "usage": usage}
+    with pytest.raises(BadAnswer, match="is no number of tokens"):
+        family.read_prefill_answer(json.dumps(answer).encode())
 
 
 @given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
