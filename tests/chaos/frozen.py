@@ -30,6 +30,8 @@ TURN_S = 15.0
 SECONDS = 60.0
 GAP_S = 0.02
 RATE = 6.0
+STEADY_TOKENS = 120
+"""2.4 s: a stream that one turn stops for 11 s ends before the next turn could stop it too."""
 MOST_EXCESS_S = {"decode": 15.0, "prefill": 30.0}
 BACK_S = 8.0
 """After a turn its engine may be away for as long: it is tried before it joins."""
@@ -70,7 +72,7 @@ class Scenario:
         faults, watch = asyncio.create_task(self._faults()), asyncio.create_task(self._watch())
         async with asyncio.TaskGroup() as requests:
             for _ in range(4):
-                requests.create_task(self._steady(tokens=200))
+                requests.create_task(self._steady(STEADY_TOKENS))
             while self._now_s < SECONDS:
                 requests.create_task(self._ask(self._random.random() < 0.8, tokens=40))
                 await asyncio.sleep(self._random.expovariate(RATE))
