@@ -43,7 +43,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.tested("vllm", "completions and chats", "engines"),
     pytest.mark.tested("vllm", "KV by the store", "engines"),
-    pytest.mark.tested("vllm", "KV events", "engines"),
 ]
 
 COMPLETED, AT_ONCE, ABORTED = 72, 16, 12

@@ -19,6 +19,7 @@ from kvrouter.fates.fate import Fate
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
+    pytest.mark.tested("vllm", "KV events", "engines"),  # by which it splits whole prompts
     pytest.mark.tested("vllm", "fates of prompt tokens", "engines"),
 ]
 

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,12 +14,11 @@ from pydantic import SecretStr
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Open, Site
+from tests.integration.why.planted import kvrouter
 
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
 
-COMMAND = str(Path(sys.executable).with_name("kvrouter"))
-PATIENCE_S = 60
 CARD = {
     "id": "10.0.0.1:8000", "worker_type": "decode", "status": "up", "is_healthy": True,
     "circuit": "closed", "load": 1, "tokens": 2048, "models": ["m"], "problem": None,
@@ -30,17 +26,7 @@ CARD = {
 }  # fmt: skip
 
 
-async def status(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [COMMAND, "status", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
+status = partial(kvrouter, "status")
 
 
 async def refused(*arguments: str) -> str:
